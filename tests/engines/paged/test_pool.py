@@ -18,7 +18,7 @@ import torch
 from stepwell.client.worker import Slot
 from stepwell.engines.paged.base import Shard
 from stepwell.engines.paged.cpu import open_cpu
-from stepwell.engines.paged.pool import Pool, Span, pool_of, stacks
+from stepwell.engines.paged.pool import Pool, Span, idle_bytes, pool_of, stacks
 from stepwell.engines.paged.runs import Places, pieces, places, runs
 from stepwell.errors import Unsupported
 
@@ -78,6 +78,23 @@ def test_pages_of_several_kernel_blocks() -> None:
     assert pool.rows[0].nbytes == pool.rows[0].stride == 4 * 2 * 3 * 4
     with pytest.raises(Unsupported):
         pool_of({"a": torch.zeros(PAGES * 4, 8)[:, :6]}, PAGES)
+
+
+def test_layers_that_share_memory_must_have_equal_pages() -> None:
+    """Of pages that overlap, the smaller are a part of the larger: the rest would be lost."""
+    whole = torch.zeros(PAGES, 64)
+    shared = {"a": whole, "b": whole.reshape(PAGES, 2, 32)}
+    assert len(pool_of(shared, PAGES).rows) == 1
+    with pytest.raises(Unsupported) as refused:
+        pool_of({**shared, "c": whole[:, :48]}, PAGES)
+    assert refused.value.code == "SW-707" and "192 bytes" in refused.value.why
+
+
+def test_bytes_of_a_page_that_a_group_leaves_alone() -> None:
+    layers = torch.zeros(3, PAGES, 16)
+    caches = {"a": layers[0], "b": layers[1], "c": layers[2], "d": layers[1]}
+    assert idle_bytes(caches, PAGES, {"a", "b", "c"}) == []
+    assert idle_bytes(caches, PAGES, {"d"}) == [slice(0, 64), slice(128, 192)]
 
 
 def test_layers_that_share_their_kv_are_copied_once() -> None:

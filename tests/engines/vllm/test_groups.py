@@ -14,7 +14,8 @@ pytest.importorskip("vllm", reason="needs the engine")
 from stepwell.block.digest import Chain
 from stepwell.engines.vllm.scheduler.tails import tail_digests
 
-from .local import engine, late, prompt
+from .local import Engine, engine, late, prompt
+from .slow import slow_engine
 
 PAGE = 16
 KINDS: dict[str, dict[str, Any]] = {
@@ -144,6 +145,109 @@ def test_a_part_that_is_missing_ends_the_search_earlier(tmp_path: Path) -> None:
         earlier = h.recall(longer)
         assert h.right(earlier) and earlier.external == 192
         assert h.recall(longer).external == 288
+        h.assert_quiet()
+
+
+def busy_pool(h: Engine, steps: int) -> None:
+    """Other requests take each page that is free, again and again."""
+    for step in range(steps):
+        if step % 2 == 0:
+            h.add(prompt(60, seed=100 + step), max_tokens=2)
+        h.step()
+
+
+@pytest.mark.parametrize("late_by", [1, 3, 12, 40])
+@pytest.mark.parametrize("order", [{}, {"runner_v2": True}, {"async_scheduling": True}], ids=str)
+def test_slots_that_are_granted_late_get_no_pages_of_others(
+    tmp_path: Path, late_by: int, order: dict[str, Any]
+) -> None:
+    """The window has moved on meanwhile, and what it has left behind is taken for other tokens."""
+    sizes = {"num_pages": 41, "max_model_len": 320, "max_seqs": 3, "batch_tokens": 64}
+    with engine(tmp_path, layers=2, windows=(20, 0), **sizes, **order) as h:
+        granted, waiting = h.client._granted, []
+        h.client._granted = waiting.append
+        rid = h.add(prompt(150), max_tokens=100)
+        h.run_until(lambda: len(h.requests[rid].tokens) > 0)
+        busy_pool(h, late_by)
+        for message in waiting:
+            granted(message)
+        h.client._granted = granted
+        h.run()
+        assert h.right(h.requests[rid])
+        for again in (
+            prompt(150),
+            [*prompt(150), *h.requests[rid].tokens],
+            *(prompt(60, 100 + n) for n in range(0, 40, 2)),
+        ):
+            assert h.right(h.recall(again, max_tokens=2))
+        h.assert_quiet()
+
+
+@pytest.mark.parametrize("steps", [2, 10, 40])
+def test_an_answer_that_comes_late_stores_no_pages_of_others(tmp_path: Path, steps: int) -> None:
+    """Until it is known what the well has of an engine hit nothing is reserved, and its window moves on."""
+    sizes = {"num_pages": 61, "max_model_len": 400, "max_seqs": 3, "batch_tokens": 64}
+    with engine(tmp_path, layers=2, windows=(20, 0), **sizes) as h:
+        h.serve(prompt(150))
+        found, waiting = h.client._found, []
+        h.client._found = waiting.append
+        rid = h.add(prompt(150), max_tokens=200)
+        h.run_until(lambda: len(h.requests[rid].tokens) > 0)
+        busy_pool(h, steps)
+        for message in waiting:
+            found(message)
+        h.client._found = found
+        h.run()
+        assert h.right(h.requests[rid])
+        turn = [*h.requests[rid].prompt, *h.requests[rid].tokens]
+        for length in range(150, 350, 16):
+            assert h.right(h.recall(turn[:length], max_tokens=2))
+        h.assert_quiet()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_tier_that_is_slow_is_waited_for(tmp_path: Path, hangs: bool) -> None:
+    """Of a recall that falls short the engine would keep nothing: what lies in a tier is no stream."""
+    fields = {"num_pages": 257, "max_model_len": 600, **KINDS["one window"]}
+    with slow_engine(tmp_path, host=128 << 10, block_bytes=2048, **fields) as h:
+        h.put_below([prompt(330)])
+        h.tier.block_s = 0.003
+        rid = h.add(prompt(330), max_tokens=2)
+        if hangs:
+            h.run_until(lambda: len(h.tier.asked) > 10)
+            h.tier.hung = True
+        h.run_slowly()
+        assert h.right(h.requests[rid])
+        assert h.requests[rid].external == (0 if hangs else 320)
+        assert h.counted("whole_streams") + h.counted("short_streams") == 0
+        h.tier.hung = False
+        h.rest()
+        h.assert_quiet()
+
+
+def test_what_other_groups_had_in_a_page_is_not_stored(tmp_path: Path) -> None:
+    """A group with fewer layers than the largest uses a part of each page; the rest holds what was there before."""
+    with engine(tmp_path, num_pages=129, max_model_len=256, max_seqs=4, **KINDS["uneven"]) as h:
+        for seed in range(8):
+            h.serve(prompt(200, seed), max_tokens=20)
+        payloads = [entry.slots[0][0].payload(entry.slots[0][1]) for entry in h.entries()]
+        halves = [payload.reshape(-1, 2, payload.size // 2)[:, 1] for payload in payloads]
+        empty = sum(not half.any() for half in halves)
+        assert 0 < empty < len(halves), "one group of four has one layer, the others two"
+        tails = sum(entry.position < 0 for entry in h.entries())
+        assert empty == tails // 3
+        assert h.right(h.recall(prompt(200)))
+
+
+def test_canaries_compare_what_a_group_uses(tmp_path: Path) -> None:
+    fields = {"layers": 5, "windows": (0, 50), "max_model_len": 256, "num_pages": 129}
+    with engine(tmp_path, extra={"canary": 1, "block_tokens": PAGE}, **fields) as h:
+        for seed in range(6):
+            h.serve(prompt(200, seed))
+        for seed in range(6):
+            assert h.right(h.recall(prompt(200, seed), max_tokens=2))
+        assert h.counted("canaries") == 6
+        assert (h.stat("canaries_clean"), h.stat("canaries_mismatched")) == (6, 0)
         h.assert_quiet()
 
 

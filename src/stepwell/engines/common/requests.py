@@ -91,8 +91,9 @@ class CanaryLease:
 @dataclass(slots=True, eq=False)
 class TailSearch:
     """The search for the place behind which one request can go on. `looked`: parts of tails that are looked for, and
-    `here` those that are there. `tried`: the place that is asked for, `places` its tail and `ask` the question for it.
-    `blocks`: the place that was found, 0 if none was; -1: it is not known yet."""
+    `here` those that are there. `tried`: the place that is asked for, `places` its tail behind the `computed` tokens
+    that the engine has, and `ask` the question for it. `blocks`: the place that was found, 0 if none was; -1: it is not
+    known yet."""
 
     look: BlocksQuestion | None
     looked: list[Place]
@@ -100,6 +101,7 @@ class TailSearch:
     tried: int = 0
     places: list[Place] = field(default_factory=list)
     ask: PrefixQuestion | None = None
+    computed: int = 0
     tries: int = 0
     since: float = 0.0
     blocks: int = -1

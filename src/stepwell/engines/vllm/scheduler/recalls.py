@@ -102,8 +102,6 @@ class EngineRecalls:
         found = search.blocks if search.ask is None or search.ask.session == ask.session else 0
         if found < min(reach, last_place(tracked, self._shape)):
             tracked.parting = reach
-        if reach and not found:
-            self._client.count("missed_no_window")
         tracked.tail_known = max(tracked.tail_known, found)
         return min(reach, found) * len(self._shape.prefix)
 

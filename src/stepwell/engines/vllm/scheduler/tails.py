@@ -81,6 +81,8 @@ class TailSearches:
     def advance(self, tracked: Tracked, chain: Chain, search: TailSearch, reach: int, computed: int) -> bool:
         """Whether it is known by now behind how many blocks, of the first `reach`, the request can go on: farther than
         its `computed` tokens, or `search.blocks` is 0."""
+        if search.places and computed < search.computed:  # the engine has lost some of its own meanwhile
+            self._go_back(search)
         if search.blocks >= 0:
             return True
         if search.here is None:
@@ -100,9 +102,18 @@ class TailSearches:
                     search.blocks = search.tried
                     return True
                 self._client.release(search.ask)
-                search.ask = None
+                search.ask, search.places = None, []
             self._try_next(tracked, chain, search, computed)
+        if not search.blocks and reach * self._shape.block_tokens > computed:
+            self._client.count("missed_no_window")
         return True
+
+    def _go_back(self, search: TailSearch) -> None:
+        """To before the place that is asked for."""
+        if search.ask is not None:
+            self._client.release(search.ask)
+        search.ask, search.places, search.blocks = None, [], -1
+        search.tried, search.tries = search.tried + 1, search.tries - 1
 
     def _try_next(self, tracked: Tracked, chain: Chain, search: TailSearch, computed: int) -> None:
         """Asks for the next place. If there is none, or one needs no tail, the search has ended."""
@@ -114,6 +125,7 @@ class TailSearches:
             search.blocks = 0
             return
         places = needed(shape.rules, shape.tail, shape.block_tokens, search.tried)
+        search.computed = computed
         search.places = [p for p in places if p[1].span(p[0], shape.block_tokens)[1] > computed]
         if not search.places:
             search.blocks = search.tried
