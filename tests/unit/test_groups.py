@@ -23,14 +23,16 @@ def attends(rule: GroupRule, token: int, other: int) -> bool:
 
 
 def wanted(rule: GroupRule, end: int) -> set[int]:
-    """Tokens of the first `end` that any later one looks at."""
+    """Tokens of the first `end` that any later one looks at; of a state, the one behind which it is."""
+    if rule.kind is GroupKind.STATE:
+        return set(range(end)[-1:])
     later = range(end, end + max(rule.span, 1) + 1)
     return {other for other in range(end) if any(attends(rule, token, other) for token in later)}
 
 
 PAGES = st.sampled_from([4, 8, 16])
 RULES = st.one_of(
-    st.builds(GroupRule, st.just(GroupKind.FULL), PAGES),
+    st.builds(GroupRule, st.sampled_from([GroupKind.FULL, GroupKind.STATE]), PAGES),
     st.builds(GroupRule, st.sampled_from([GroupKind.WINDOW, GroupKind.CHUNK]), PAGES, st.integers(1, 70)),
 )
 MODELS = st.lists(RULES, min_size=1, max_size=4)

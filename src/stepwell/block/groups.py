@@ -3,6 +3,7 @@
 full       every token of the prefix
 window     the last `span` tokens, the next one included
 chunk      the tokens of the chunk of `span` that the next one is in
+state      no token, but the state behind the last one: recurrent, convolutional
 
 An engine takes pages of the same bytes for all of its groups, of perhaps different numbers of tokens. A shard holds so
 many pages of one group that every group has a whole number of shards in a block: its *parts*. Those of groups that need
@@ -26,6 +27,7 @@ class GroupKind(StrEnum):
     FULL = "full"
     WINDOW = "sliding_window"
     CHUNK = "chunked"
+    STATE = "recurrent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class GroupRule:
                 return min(end, max(0, end - self.span + 1))
             case GroupKind.CHUNK:
                 return end // self.span * self.span
+            case GroupKind.STATE:
+                return max(0, end - 1)  # its page is that of the last token
             case _:
                 return 0
 

@@ -140,6 +140,7 @@ class Tracked:
     tables: list[list[int]] = field(default_factory=list)
     known: int = 0
     tail_known: int = 0
+    ends: tuple[int, int] = (0, 0)  # tokens with which the last two steps end, one under way included
     parting: int = 0  # blocks of a prefix that the well has, without the tail that goes with it
     confirmed: int = 0
     admitted: bool = False  # scheduled since its last (re)start

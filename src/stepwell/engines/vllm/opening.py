@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepwell.block.facts import digest_of
-from stepwell.block.groups import parts_of
+from stepwell.block.groups import GroupKind, parts_of
 from stepwell.block.layout import block_tokens_for
 from stepwell.client import scheduler, worker
 from stepwell.client.fingerprint import CACHE_NAME
@@ -32,7 +32,7 @@ from stepwell.engines.vllm.identity.weights import weight_files
 from stepwell.engines.vllm.scheduler.half import SchedulerHalf
 from stepwell.engines.vllm.scheduler.live import Trouble
 from stepwell.engines.vllm.settings import ConnectorSettings
-from stepwell.errors import StepwellError, Unsupported
+from stepwell.errors import ConfigError, StepwellError, Unsupported
 from stepwell.protocol.link import Dial
 
 if TYPE_CHECKING:
@@ -67,8 +67,16 @@ class Opening:
 
     def _shape(self, of_page: int) -> Shape:
         """`of_page`: bytes of a page of one rank, over all layers."""
-        largest = max(rule.page for rule in self._rules)
-        tokens = self._settings.block_tokens or block_tokens_for(largest, of_page)
+        largest, states = max(rule.page for rule in self._rules), GroupKind.STATE in {rule.kind for rule in self._rules}
+        wanted = self._settings.block_tokens
+        if states and wanted not in (None, largest):
+            raise ConfigError(
+                "SW-102",
+                what=f"kv_connector_extra_config: block_tokens = {wanted}",
+                why=f"a model with states keeps one for every {largest} tokens, and a block has one",
+                fix="remove block_tokens",
+            )
+        tokens = largest if states else wanted or block_tokens_for(largest, of_page)
         return Shape(
             page=self._rules[0].page,
             block_tokens=tokens,
@@ -132,7 +140,8 @@ class Opening:
         return self._adapters
 
     def _canaries(self, shape: Shape, client: scheduler.SchedulerClient) -> Canaries:
-        dtypes = {spec.dtype for group in self._kv_cache_config.kv_cache_groups for _, spec in layer_specs(group)}
+        groups = zip(self._rules, self._kv_cache_config.kv_cache_groups, strict=True)
+        dtypes = {layer_specs(group)[0][1].dtype for rule, group in groups if rule.kind is GroupKind.FULL}
         kind = kind_of(dtypes.pop()) if len(dtypes) == 1 else None
         if kind is None and self._settings.canary:
             log.info("the canary is off: KV of this dtype cannot be compared yet")

@@ -14,6 +14,7 @@ KINDS = {
     "MLAAttentionSpec": GroupKind.FULL,
     "SlidingWindowSpec": GroupKind.WINDOW,
     "ChunkedLocalAttentionSpec": GroupKind.CHUNK,
+    "MambaSpec": GroupKind.STATE,
 }
 """What is served, by exact type: a subclass exists because something about its pages is different."""
 

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepwell.engines.vllm.identity.groups import layer_specs
+
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
 def layer_pages(kv_cache_config: KVCacheConfig) -> list[tuple[int, int]]:
-    """How many layers there are with pages of how many bytes, in the order of the engine's tensors. Where there are
-    several groups, they share memory: layers are those of the largest.
+    """How many layers there are with pages of how many bytes, in the order of the engine's tensors. Several groups
+    share memory: then these are the places of layers, each of as many bytes as the largest layer has there.
 
     The scheduler's copy of the config has one spec for all layers of a group, that of the first tensor, though pages of
     the others may differ in size. Theirs is taken from where they lie; padding, if they have any, counts with them.
     """
     groups, tensors = kv_cache_config.kv_cache_groups, kv_cache_config.kv_cache_tensors
-    # Either the pages of a layer follow each other, or the layers of a page do: the smaller stride is one layer's page.
     if len(groups) > 1:
-        sizes = {name: min(one.layer_stride, one.block_stride) for one in tensors for name in one.layers}
-        largest = max(([sizes[name] for name in group.layer_names] for group in groups), key=sum)
-        return [(largest.count(size), size) for size in dict.fromkeys(largest)]
+        specs = dict(named for group in groups for named in layer_specs(group))
+        places: dict[int, int] = {}
+        for tensor in tensors:
+            for number, name in enumerate(tensor.layers):
+                at = tensor.offset + number * tensor.layer_stride
+                places[at] = max(places.get(at, 0), specs[name].real_page_size_bytes)
+        sizes = [size for _, size in sorted(places.items())]
+        return [(sizes.count(size), size) for size in dict.fromkeys(sizes)]
+    # Either the pages of a layer follow each other, or the layers of a page do: the smaller stride is one layer's page.
     pages = [(len(tensor.layers), min(tensor.layer_stride, tensor.block_stride)) for tensor in tensors]
     if pages:
         spec = groups[0].kv_cache_spec

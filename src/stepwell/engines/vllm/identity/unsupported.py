@@ -125,12 +125,25 @@ def _unsupported_groups(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig)
     if any(max(pages) % page for page in pages):
         why = f"their pages have {', '.join(map(str, sorted(set(pages))))} tokens, and not all fit into the largest"
         return refusal("SW-704", what, why, "set another block_size")
+    if GroupKind.STATE in {rule.kind for rule in rules} and (odd := _odd_states(vllm_config, kv_cache_config)):
+        return refusal("SW-704", f"{what}, some with states", odd, "run that engine without stepwell")
     from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
     if not hasattr(base, "KVConnectorTransferResults"):
         why = "this vLLM cannot be told which of its requests a recall failed for"
         return refusal("SW-704", what, why, "use vLLM 0.32 or newer")
     return None
+
+
+def _odd_states(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
+    """Why it is not known of a page which prefix its state belongs to; "" where it is."""
+    if (mode := vllm_config.cache_config.mamba_cache_mode) != "align":
+        return f"in mamba_cache_mode {mode!r} they are not kept at the ends of blocks alone"
+    if vllm_config.speculative_config is not None:
+        return "with speculative decoding a state may be behind tokens that are rejected"
+    if len({kv_cache_config.hash_block_size, *(rule.page for rule in group_rules(kv_cache_config))}) > 1:
+        return "the engine keeps them at places within a block too"
+    return ""
 
 
 def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:

@@ -185,6 +185,7 @@ class SchedulerHalf:
             return
         if not tracked.admitted:
             self._recalls.admitted(tracked)
+        tracked.ends = tracked.ends[1], computed + scheduled
         after = min(computed + scheduled, tracked.request.num_tokens)
         computes.append(Computes(request_id, tracked.life, after, scheduled))
         self._canaries.foresees(tracked, after)

@@ -118,7 +118,7 @@ class LiveRequests:
     def begin_again(self, tracked: Tracked) -> None:
         """Resets a request that was preempted, or whose load brought nothing: it starts with other pages, before those
         that wait."""
-        tracked.tables = []
+        tracked.tables, tracked.ends = [], (0, 0)
         tracked.tail_known = 0  # what it computes anew may lie elsewhere in its prompt
         tracked.confirmed = 0
         tracked.admitted = False

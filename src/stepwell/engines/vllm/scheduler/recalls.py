@@ -166,6 +166,8 @@ class EngineRecalls:
             rows += refs.tolist()
         for place, row in zip([*places, *tail], rows, strict=True):
             load.blocks.append((row, *self._wanted(tracked, place, start)))
+        if any(not pages for *_, pages in load.blocks[len(places) :]):
+            raise LookupError("there is no page for what the request needs")
         self._end_search(tracked)
         if self._live.suspect:
             self._live.suspect.difference_update(tracked.tables[0][start // self._shape.page :])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from stepwell.block.digest import Chain
+from stepwell.block.groups import GroupKind
 from stepwell.client.scheduler import MAX_RESERVED, SchedulerClient
 from stepwell.engines.common.canaries import STEP_BYTES, Canaries
 from stepwell.engines.common.plan import Save, Shape, StepPlan
@@ -43,7 +44,7 @@ class EngineSpills:
 
     def reserve(self, request_id: str, tracked: Tracked, chain: Chain, computed: int, after: int) -> None:
         """Reserves slots for the blocks that a step completes, before which the request has `computed` tokens in its
-        pages, and after which `after`."""
+        pages, and after which `after` that are known."""
         if tracked.answer is not None:
             if not tracked.answer.final:
                 return  # it comes within a step or two
@@ -87,12 +88,15 @@ class EngineSpills:
 
     def _is_held(self, tracked: Tracked, place: Place, computed: int) -> bool:
         """The engine has not taken these pages back: it does so when none of their tokens is needed behind those that
-        are computed."""
-        block, part = place
-        first = self._shape.rules[part.group].first_needed(computed) // part.page
-        return self._shape.block_tokens // part.page * block + part.first >= first and 0 not in tracked.pages(
-            place, self._shape
-        )
+        are computed. A state is the block's where a step ends with the block: this one or the last, of which an engine
+        that schedules ahead did not know all tokens. Later the engine goes on from a copy of it."""
+        (block, part), bt = place, self._shape.block_tokens
+        rule = self._shape.rules[part.group]
+        if rule.kind is GroupKind.STATE:
+            held = (block + 1) * bt in tracked.ends
+        else:
+            held = bt // part.page * block + part.first >= rule.first_needed(computed) // part.page
+        return held and 0 not in tracked.pages(place, self._shape)
 
     def hurry_out(self, tracked: Tracked) -> None:
         """Plans saves before the next forward from pages that are the engine's again. Blocks that cannot be saved are
