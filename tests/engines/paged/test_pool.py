@@ -80,14 +80,21 @@ def test_pages_of_several_kernel_blocks() -> None:
         pool_of({"a": torch.zeros(PAGES * 4, 8)[:, :6]}, PAGES)
 
 
-def test_layers_that_share_memory_must_have_equal_pages() -> None:
-    """Of pages that overlap, the smaller are a part of the larger: the rest would be lost."""
+def test_of_layers_that_share_memory_the_largest_are_copied() -> None:
     whole = torch.zeros(PAGES, 64)
-    shared = {"a": whole, "b": whole.reshape(PAGES, 2, 32)}
-    assert len(pool_of(shared, PAGES).rows) == 1
-    with pytest.raises(Unsupported) as refused:
-        pool_of({**shared, "c": whole[:, :48]}, PAGES)
-    assert refused.value.code == "SW-707" and "192 bytes" in refused.value.why
+    for shared in ({"a": whole, "b": whole[:, :48]}, {"a": whole[:, :48], "b": whole.reshape(PAGES, 2, 32)}):
+        (row,) = pool_of(shared, PAGES).rows
+        assert row.nbytes == 256
+
+
+def test_layers_that_overlap_otherwise_are_refused() -> None:
+    flat = torch.zeros(PAGES * 64 + 32)
+    whole = flat[: PAGES * 64].reshape(PAGES, 64)
+    odd = {"in part": flat[32 : PAGES * 64 + 32].reshape(PAGES, 64), "apart": flat[: PAGES * 32].reshape(PAGES, 32)}
+    for what, tensor in odd.items():
+        with pytest.raises(Unsupported) as refused:
+            pool_of({"a": whole, "b": tensor}, PAGES)
+        assert refused.value.code == "SW-707" and ("overlap" in refused.value.why) is (what == "in part")
 
 
 def test_bytes_of_a_page_that_a_group_leaves_alone() -> None:
@@ -95,6 +102,7 @@ def test_bytes_of_a_page_that_a_group_leaves_alone() -> None:
     caches = {"a": layers[0], "b": layers[1], "c": layers[2], "d": layers[1]}
     assert idle_bytes(caches, PAGES, {"a", "b", "c"}) == []
     assert idle_bytes(caches, PAGES, {"d"}) == [slice(0, 64), slice(128, 192)]
+    assert idle_bytes({**caches, "e": layers[1][:, :4]}, PAGES, {"e", "a"}) == [slice(80, 128), slice(128, 192)]
 
 
 def test_layers_that_share_their_kv_are_copied_once() -> None:

@@ -32,10 +32,11 @@ from vllm.plugins import load_general_plugins
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import (
-    AttentionSpec,
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 
@@ -54,6 +55,8 @@ KNOWS_REPLICAS = "max_tp_shards" in FullAttentionSpec.__dataclass_fields__
 """vLLM 0.32 tells connectors which ranks hold the same KV."""
 
 DTYPE = torch.float32
+STATE = -1
+"""In place of a layer's window: it keeps the state behind the last token, as recurrent layers do."""
 VOCAB = 32_000
 
 
@@ -83,8 +86,8 @@ class Setup:
     """Over all ranks, each once; where they are fewer than ranks, several ranks hold the same."""
     head_size: int = 8
     windows: tuple[int, ...] = (0,)
-    """How many of the last tokens a layer attends to (0: all), in turn by layers. Layers that differ in it are in
-    different cache groups."""
+    """How many of the last tokens a layer attends to (0: all; STATE: none, it has a state), in turn by layers. Layers
+    that differ in it are in different cache groups."""
     chunks: bool = False
     """Windows are chunks, as of chunked local attention: a layer attends to the tokens of the chunk that a token is
     in."""
@@ -232,6 +235,7 @@ def _vllm_config(setup: Setup) -> VllmConfig:
         enable_prefix_caching=setup.prefix_caching,
         num_gpu_blocks_override=setup.num_pages,
         prefix_cache_retention_interval=None if setup.dense else 0,
+        **({"mamba_block_size": setup.page, "mamba_cache_mode": "align"} if STATE in setup.windows else {}),
     )
     transfer: dict[str, Any] = {
         "kv_connector": setup.connector,
@@ -280,12 +284,22 @@ def _data_parallel(setup: Setup) -> dict[str, Any]:
     return {"data_parallel_size": 2, "data_parallel_rank": setup.data_rank, "data_parallel_size_local": 2}
 
 
-def _specs(setup: Setup) -> dict[str, AttentionSpec]:
+def _specs(setup: Setup) -> dict[str, KVCacheSpec]:
     """What the model's attention layers would say of one rank's KV."""
     heads = {"max_tp_shards": setup.kv_heads} if KNOWS_REPLICAS else {}
-    specs: dict[str, AttentionSpec] = {}
+    specs: dict[str, KVCacheSpec] = {}
     for layer in range(setup.layers):
         span = setup.window_of(layer)
+        if span == STATE:
+            shape = (setup.heads_per_rank, setup.words)
+            specs[f"model.layers.{layer}.mixer"] = MambaSpec(
+                block_size=setup.page,
+                shapes=(shape, shape),
+                dtypes=(torch.int64, torch.int64),
+                page_size_padded=8 * setup.page * setup.heads_per_rank * setup.words,
+                mamba_cache_mode="align",
+            )
+            continue
         kind, spans = FullAttentionSpec, {}
         if span:
             kind = ChunkedLocalAttentionSpec if setup.chunks else SlidingWindowSpec

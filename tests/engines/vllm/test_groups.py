@@ -14,6 +14,7 @@ pytest.importorskip("vllm", reason="needs the engine")
 from stepwell.block.digest import Chain
 from stepwell.engines.vllm.scheduler.tails import tail_digests
 
+from .build import STATE
 from .local import Engine, engine, late, prompt
 from .slow import slow_engine
 
@@ -25,6 +26,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "two spans": {"layers": 3, "windows": (20, 100, 0)},
     "chunks": {"layers": 4, "windows": (48, 48, 48, 0), "chunks": True},
     "other pages": {"layers": 2, "windows": (40, 0), "uneven": True},
+    "states": {"layers": 4, "windows": (STATE, STATE, STATE, 0)},
+    "states and windows": {"layers": 4, "windows": (STATE, 40, 0)},
     "mostly full": {"layers": 5, "windows": (40, 0, 0, 0, 0)},
 }
 ORDERS: list[dict[str, Any]] = [
@@ -40,7 +43,8 @@ ORDERS: list[dict[str, Any]] = [
 def fields_of(kind: str, order: dict[str, Any], **more: Any) -> tuple[dict[str, Any], int]:
     """Of `engine`; and tokens of a block. Where pages have other numbers of tokens it has to hold the largest."""
     fields = {**KINDS[kind], **order, **more}
-    block = fields.get("page", PAGE) * fields.pop("pages_a_block", 2 if kind == "other pages" else 1)
+    pages = fields.pop("pages_a_block", 2 if kind == "other pages" else 1)
+    block = fields.get("page", PAGE) * (1 if STATE in fields["windows"] else pages)
     return {**fields, "extra": {"block_tokens": block}}, block
 
 
@@ -184,10 +188,12 @@ def test_slots_that_are_granted_late_get_no_pages_of_others(
 
 
 @pytest.mark.parametrize("steps", [2, 10, 40])
-def test_an_answer_that_comes_late_stores_no_pages_of_others(tmp_path: Path, steps: int) -> None:
-    """Until it is known what the well has of an engine hit nothing is reserved, and its window moves on."""
+@pytest.mark.parametrize("kind", [20, STATE])
+def test_an_answer_that_comes_late_stores_no_pages_of_others(tmp_path: Path, kind: int, steps: int) -> None:
+    """Until it is known what the well has of an engine hit nothing is reserved, and its window moves on; so does its
+    state, of which the engine keeps the last ones."""
     sizes = {"num_pages": 61, "max_model_len": 400, "max_seqs": 3, "batch_tokens": 64}
-    with engine(tmp_path, layers=2, windows=(20, 0), **sizes) as h:
+    with engine(tmp_path, layers=2, windows=(kind, 0), **sizes) as h:
         h.serve(prompt(150))
         found, waiting = h.client._found, []
         h.client._found = waiting.append

@@ -26,7 +26,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import AttentionMetadata
 from vllm.v1.attention.backends.utils import record_kv_cache_layout
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
@@ -116,6 +116,7 @@ class WorkerHalf:
         specs = [group.kv_cache_spec for group in groups]
         self._pages = [int(spec.block_size) for spec in specs]
         self._windows = [spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 1 << 62 for spec in specs]
+        self._has_state = [isinstance(spec, MambaSpec) for spec in specs]
         self._chunks = [
             spec.attention_chunk_size if isinstance(spec, ChunkedLocalAttentionSpec) else 1 << 62 for spec in specs
         ]
@@ -267,9 +268,14 @@ class WorkerHalf:
         tainted: set[str] = set()
         for layer, (name, tensor) in enumerate(self.kv_caches.items()):
             self.connector.wait_for_layer_load(name)
-            for w in work:
+            for w in work if self._has_state[layer] else ():
+                if w.request_id not in tainted and (wrong := self._check_state(w, layer, step)) is not None:
+                    self.wrong.append(wrong)
+                    tainted.add(w.request_id)
+                self._write_state(w, layer, w.request_id in tainted)
+            for w in work if not self._has_state[layer] else ():
                 self._write(w, layer, w.request_id in tainted)
-            for w in work:
+            for w in work if not self._has_state[layer] else ():
                 if w.request_id not in tainted and (wrong := self._check(w, layer, step)) is not None:
                     self.wrong.append(wrong)
                     tainted.add(w.request_id)
@@ -278,6 +284,29 @@ class WorkerHalf:
             if layer == fail_after:
                 raise ForwardFailed(f"asked to fail after layer {layer} in step {step}")
         return tainted
+
+    def _state_of(self, w: _Work, layer: int, tokens: int) -> Words:
+        """The state behind so many tokens: two of what a token has, as with a convolution before."""
+        rows = self.oracle.rows(w.row.chain.hashes(tokens - 1, tokens), layer, self._shard)
+        return np.concatenate([rows.ravel(), ~rows.ravel()])
+
+    def _check_state(self, w: _Work, layer: int, step: int) -> WrongKV | None:
+        """The state that the step goes on from."""
+        if not w.start:
+            return None
+        index = (w.start - 1) // self._pages[layer]
+        page = self._table(w, layer)[index]
+        state = self._state_of(w, layer, w.start)
+        held = self.words[layer][page].ravel()[: len(state)]
+        if (held == state).all():
+            return None
+        found = "poison" if (held == POISON).any() else "other bytes"
+        return WrongKV(step, w.request_id, self.rank, layer, w.start - 1, index, tuple(self._table(w, layer)), found)
+
+    def _write_state(self, w: _Work, layer: int, tainted: bool) -> None:
+        page = self._table(w, layer)[-(-w.stop // self._pages[layer]) - 1]
+        state = self._state_of(w, layer, w.stop)
+        self.words[layer][page].reshape(-1)[: len(state)] = state ^ TAINT if tainted else state
 
     def _table(self, w: _Work, layer: int) -> list[int]:
         return w.row.tables[self._groups[layer]]

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepwell.engines.paged.base import Copies
-from stepwell.engines.paged.pool import tensors_of
 from stepwell.errors import Unsupported
 
 
@@ -22,7 +21,7 @@ def open_copies(kv_caches: Mapping[str, Any], num_pages: int) -> Copies:
     of copying is faster, some seconds; pages keep what is in them, but nothing else may use them meanwhile. Raises
     Unsupported SW-703 for another device, SW-707 for pages that are not one run of bytes in each layer, and what
     `CudaDevice` raises."""
-    kinds = {tensor.device.type for _, tensor in tensors_of(kv_caches)}
+    kinds = {tensor.device.type for tensor in kv_caches.values()}
     if kinds == {"cpu"}:
         from stepwell.engines.paged.cpu import open_cpu
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from stepwell.engines.paged.base import Copying, Fetched, Mark, Shard
 from stepwell.engines.paged.compare import compare
-from stepwell.engines.paged.pool import LayerStack, Row, pool_of, stacks, tensors_of
+from stepwell.engines.paged.pool import LayerStack, Row, pool_of, stacks
 from stepwell.engines.paged.runs import check, check_whole
 from stepwell.engines.paged.team import Copy, Team
 from stepwell.errors import Unsupported
@@ -149,6 +149,6 @@ def _view(storage: Any, stack: LayerStack, num_pages: int) -> Bytes:
 def open_cpu(kv_caches: Mapping[str, Any], num_pages: int) -> CpuCopies:
     """Copies for these tensors. Raises Unsupported SW-707 as `pool_of` does."""
     pool = pool_of(kv_caches, num_pages)
-    storages = {storage.data_ptr(): storage for storage in (one.untyped_storage() for _, one in tensors_of(kv_caches))}
+    storages = {storage.data_ptr(): storage for storage in (one.untyped_storage() for one in kv_caches.values())}
     views = [_view(storages[stack.first.buffer], stack, num_pages) for stack in stacks(pool.spans)]
     return CpuCopies(views, pool.rows)

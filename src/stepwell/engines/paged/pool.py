@@ -9,7 +9,7 @@ run is taken once.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -94,27 +94,16 @@ def stacks(spans: Sequence[Span]) -> Iterator[LayerStack]:
         at += count
 
 
-Caches = Mapping[str, Any]
-"""An engine's tensors by layer: one, or a list of those that lie one after the other in each page (states)."""
-
-
-def tensors_of(kv_caches: Caches) -> Iterator[tuple[str, Any]]:
-    """All tensors, with the names of their layers."""
-    for name, cache in kv_caches.items():
-        for tensor in cache if isinstance(cache, list | tuple) else [cache]:
-            yield name, tensor
-
-
-def pool_of(kv_caches: Caches, num_pages: int) -> Pool:
-    """The pool of these tensors. Raises Unsupported SW-707 for a layer whose pages are not one run of bytes each, or
-    not `num_pages`, or that overlap with others otherwise than from their first byte on."""
+def pool_of(kv_caches: Mapping[str, Any], num_pages: int) -> Pool:
+    """The pool of these tensors, by layer. Raises Unsupported SW-707 for a layer whose pages are not one run of bytes
+    each, or not `num_pages`, or that overlap with others otherwise than from their first byte on."""
     rows: dict[int, Row] = {}
-    for name in kv_caches:
-        row = _layer(name, kv_caches, num_pages)
-        known = rows.get(row.address)
-        if known is not None and known.stride != row.stride:
+    for name, tensor in kv_caches.items():
+        row = _row(name, tensor, num_pages)
+        known = rows.setdefault(row.address, row)
+        if known.stride != row.stride:
             raise _odd(name, f"its pages share their memory with others that are {known.stride} bytes apart")
-        if known is None or known.nbytes < row.nbytes:
+        if known.nbytes < row.nbytes:
             rows[row.address] = row
     for one, other in pairwise(sorted(rows.values(), key=lambda row: row.address)):
         if one.buffer == other.buffer and one.address + one.nbytes > other.address:
@@ -122,10 +111,10 @@ def pool_of(kv_caches: Caches, num_pages: int) -> Pool:
     return Pool(num_pages, tuple(rows.values()))
 
 
-def idle_bytes(kv_caches: Caches, num_pages: int, layers: Collection[str]) -> list[slice]:
+def idle_bytes(kv_caches: Mapping[str, Any], num_pages: int, layers: Collection[str]) -> list[slice]:
     """The bytes of a page, as it lies in a slot, in which none of these layers keeps anything. Raises as `pool_of`."""
     used: dict[int, int] = {}
-    for row in (_layer(name, kv_caches, num_pages) for name in kv_caches if name in layers):
+    for row in (_row(name, tensor, num_pages) for name, tensor in kv_caches.items() if name in layers):
         used[row.address] = max(used.get(row.address, 0), row.nbytes)
     idle, at = [], 0
     for row in pool_of(kv_caches, num_pages).rows:
@@ -133,16 +122,6 @@ def idle_bytes(kv_caches: Caches, num_pages: int, layers: Collection[str]) -> li
             idle.append(slice(at + first, at + row.nbytes))
         at += row.nbytes
     return idle
-
-
-def _layer(name: str, kv_caches: Caches, num_pages: int) -> Row:
-    """The row of a layer: from the first byte of its first tensor to the last of its last one."""
-    rows = [_row(name, tensor, num_pages) for _, tensor in tensors_of({name: kv_caches[name]})]
-    first = min(rows, key=lambda row: row.address)
-    if any((row.buffer, row.stride) != (first.buffer, first.stride) for row in rows):
-        raise _odd(name, "its tensors do not lie in the same pages")
-    nbytes = max(row.address + row.nbytes for row in rows) - first.address
-    return first if len(rows) == 1 else replace(first, nbytes=nbytes, split=(-1, 2, nbytes // 2))
 
 
 def _row(name: str, tensor: Any, num_pages: int) -> Row:

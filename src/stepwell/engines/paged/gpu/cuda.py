@@ -16,7 +16,7 @@ from typing import Any
 from stepwell.engines.paged.base import Mark
 from stepwell.engines.paged.gpu.copies import GpuCopies
 from stepwell.engines.paged.gpu.device import CopyMethod, DeviceEvent, Direction
-from stepwell.engines.paged.pool import Pool, pool_of, tensors_of
+from stepwell.engines.paged.pool import Pool, pool_of
 from stepwell.engines.paged.runs import Places, pieces, runs
 from stepwell.errors import CapacityError, Unsupported
 from stepwell.io.memory import Bytes
@@ -213,7 +213,7 @@ def open_cuda(kv_caches: Mapping[str, Any], num_pages: int) -> GpuCopies:
     `pool_of` does, SW-714 as `CudaDevice`, and SW-703 for KV on several GPUs."""
     from stepwell.engines.paged.gpu.method import measure
 
-    devices = {tensor.device.index for _, tensor in tensors_of(kv_caches)}
+    devices = {tensor.device.index for tensor in kv_caches.values()}
     if len(devices) != 1:
         raise Unsupported(
             "SW-703",

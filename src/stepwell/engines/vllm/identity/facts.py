@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.block.facts import facts_text, withheld
 from stepwell.engines.common.plan import Shape
-from stepwell.engines.paged.pool import tensors_of
 from stepwell.engines.vllm.identity.groups import layer_specs
 from stepwell.engines.vllm.identity.page_sizes import layer_pages
 from stepwell.engines.vllm.identity.values import canonical
@@ -179,7 +178,7 @@ def page_facts(kv_caches: Mapping[str, Any], num_pages: int) -> dict[str, str]:
     and then their bytes come in another order. Says nothing of how many pages there are."""
     return {
         f"page.{number}.{name}": canonical([tensor.shape[0] // num_pages, tensor.shape[1:], tensor.stride()[1:]])
-        for number, (name, tensor) in enumerate(tensors_of(kv_caches))
+        for number, (name, tensor) in enumerate(kv_caches.items())
     }
 
 
