@@ -117,6 +117,12 @@ BY_ENGINE = (
         "No answer, or no further block, came within the limits of waiting.",
         "A busy host, a slow disk, or a well that hangs: see `stepwell stats` and [SW-503](#sw-503).",
     ),
+    Reason(
+        "no_window",
+        "The prefix is there, and what layers with a window or a state need is at no place in it: two prompts part there "
+        "for the first time, or it was evicted.",
+        "Nothing: it is stored now. If it goes on, a larger arena or disk.",
+    ),
     Reason("short_prompt", "The prompt is shorter than one block.", "Nothing; or a smaller `block_tokens`."),
     Reason(
         "adapter",

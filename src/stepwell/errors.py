@@ -108,7 +108,7 @@ CODES = _table(
     ("SW-701", "this platform is not Linux"),
     ("SW-702", "the system has no memfd_create"),
     ("SW-703", "the engine's device is not supported"),
-    ("SW-704", "models with more than one KV group are not supported yet"),
+    ("SW-704", "KV cache groups that cannot be served together"),
     ("SW-705", "the ranks of one engine run on different hosts"),
     ("SW-706", "the connector's kv_role is not kv_both"),
     ("SW-707", "the layout of the engine's KV cache is not known"),
