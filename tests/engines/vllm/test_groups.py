@@ -266,6 +266,8 @@ def test_requests_that_come_and_go_in_any_order(tmp_path: Path, kind: str, seed:
     device = late(seed, early=seed % 2 == 0) if seed % 3 == 0 else nullcontext()
     sizes = {"max_seqs": 6, "num_pages": 401, "max_model_len": 500, "batch_tokens": dice.choice([48, 128])}
     fields, _ = fields_of(kind, order, **sizes)
+    if STATE not in fields["windows"] and not fields.get("async_scheduling"):
+        fields["drafts"] = dice.choice([0, 3])
     with device, engine(tmp_path, host=dice.choice(["2MiB", "32MiB"]), **fields) as h:
         prompts = [prompt(dice.randrange(20, 300), seed=n) for n in range(5)]
         prompts += [[*prompts[0], *prompt(60, seed=9)]]
