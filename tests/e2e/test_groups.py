@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-base = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base", reason="needs the engine")
+pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base", reason="needs the engine")
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 from lab.rig.tiny import KINDS, VOCABULARY, write_model
 from stepwell.demo.engine import EngineProcess
