@@ -7,6 +7,7 @@ Both are of the same size, tiny, with random weights. Their engines run beside e
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ class System:
 
     def pair(self, prompt: list[int]) -> tuple[Answer, Answer]:
         """A recall, and a hit of the same tokens. Raises TimeoutError where nothing is recalled."""
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
+            time.sleep(attempt)  # a well that is too busy is not waited for, nor one that has yet to start
             self.engine.reset_prefix_cache()
             recall = self.ask(prompt)
             if recall.external_tokens:
