@@ -66,6 +66,7 @@ check: $(READY) ## lint, format, types, layers, sizes
 	@$(BIN)/python scripts/reasons_page.py --check
 	@$(BIN)/python scripts/longctx_page.py --check
 	@$(BIN)/python scripts/options_page.py --check
+	@$(BIN)/python scripts/kinds_page.py --check
 	@$(BIN)/python scripts/ratchet.py
 
 wheel: $(READY) ## build the wheel, install it elsewhere, import it from there

@@ -39,6 +39,7 @@ FOLDERS = {
     "narrow": "compared",
     "repeats": "compared",
     "oversize": "compared",
+    "windows": "compared",
     "tierhooks": "compared",
 }
 """The folder of each benchmark, in the order in which all are run."""
