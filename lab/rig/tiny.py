@@ -18,7 +18,7 @@ VOCABULARY = 1024
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 ROPES = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": ROPE}
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
-WINDOWED, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
+WINDOWED, FULL, CHUNKED, CONVOLUTION = "sliding_attention", "full_attention", "chunked_attention", "conv"
 
 
 def _config(architecture: str, kind: str, layer_types: list[str], **more: Any) -> Config:
@@ -93,6 +93,21 @@ KINDS: dict[str, Config] = {
     ),
     "cohere2": _config("Cohere2ForCausalLM", "cohere2", [WINDOWED] * 3 + [FULL], layer_norm_eps=1e-5, logit_scale=1.0),
     "olmo3": _config("Olmo3ForCausalLM", "olmo3", [WINDOWED] * 3 + [FULL], num_key_value_heads=4),
+    # Layers of convolutions keep the last two inputs: a state.
+    "lfm2": _config(
+        "Lfm2ForCausalLM",
+        "lfm2",
+        [CONVOLUTION, CONVOLUTION, FULL, CONVOLUTION],
+        conv_L_cache=3,
+        conv_dim=128,
+        conv_bias=False,
+        block_dim=128,
+        block_ff_dim=256,
+        block_multiple_of=32,
+        block_ffn_dim_multiplier=1.0,
+        block_auto_adjust_ff_dim=False,
+        norm_eps=1e-5,
+    ),
 }
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    MambaSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
@@ -88,7 +90,7 @@ def pages(*specs: Any, layout: str | None = "LBHNC", num_blocks: int = 8) -> KVC
     if len(groups) > 1:
         size = groups[0].kv_cache_spec.page_size_bytes
         tensors = [KVCacheTensor(2 * size * num_blocks, LAYERS, size * num_blocks, size)]
-    return KVCacheConfig(num_blocks, tensors, groups, kv_cache_layout=layout)
+    return KVCacheConfig(num_blocks, tensors, groups, kv_cache_layout=layout, hash_block_size=128)
 
 
 def window(span: int = 64, **changes: Any) -> SlidingWindowSpec:
@@ -467,6 +469,25 @@ def test_layouts_that_are_not_served(folder: Path, code: str, kv_cache_config: C
     refused = unsupported(config_of(folder), kv_cache_config())
     assert isinstance(refused, Unsupported)
     assert refused.code == code
+
+
+STATES = {
+    "all": lambda config, pages: setattr(config.cache_config, "mamba_cache_mode", "all"),
+    "drafts": lambda config, pages: setattr(config, "speculative_config", SimpleNamespace(method="ngram")),
+    "places inside a block": lambda config, pages: setattr(pages, "hash_block_size", 32),
+}
+
+
+@pytest.mark.parametrize("what", ["", *STATES])
+def test_states_are_served_where_a_page_tells_their_prefix(folder: Path, what: str) -> None:
+    state = MambaSpec(block_size=128, shapes=((4, 64),), dtypes=(torch.float32,), mamba_cache_mode="align")
+    config, states = config_of(folder), pages(state, spec())
+    config.cache_config.mamba_cache_mode = "align"
+    assert unsupported(config, states) is None
+    if what:
+        STATES[what](config, states)
+        refused = unsupported(config, states)
+        assert refused is not None and refused.code == "SW-704"
 
 
 # --- on CUDA ---------------------------------------------------------------------------------

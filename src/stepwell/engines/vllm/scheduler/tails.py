@@ -5,7 +5,8 @@ the first prompt that parts there is computed from an earlier place, and leaves 
 
     which places have a tail? -> the last one that the prefix reaches -> its tail is asked for, pinned and offered
 
-Where a place turns out not to have all of its tail, the one before it is tried. Nothing here waits.
+Where a place turns out not to have all of its tail, the one before it is tried. Nothing here waits for the well, except
+at most a millisecond for each place.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ MAX_PLACES = 1024
 
 LOOK_S = 0.15
 """Longest wait for the answer that says which places have a tail, from when the prefix is known; then none has."""
+
+FIRST_WAIT_S = 0.0007
+"""Longest wait for a tail that lies in host memory, once for each place that is asked for: a step of the engine may take
+much longer than the well, and passes before it is looked at again."""
 
 MAX_TRIES = 4
 """Places that are asked for, for one request."""
@@ -96,7 +101,7 @@ class TailSearches:
             search.tried = min(reach, last_place(tracked, self._shape)) + 1
         while search.blocks < 0:
             if search.ask is not None:
-                if not self._client.settle(search.ask, 0.0):
+                if not self._client.settle(search.ask, FIRST_WAIT_S):
                     return False
                 if self._client.offer(search.ask) >= len(search.places):
                     search.blocks = search.tried
