@@ -26,7 +26,7 @@ LOOK_S = 0.15
 """Longest wait for the answer that says which places have a tail, from when the prefix is known; then none has."""
 
 FIRST_WAIT_S = 0.0007
-"""Longest wait for a tail that lies in host memory, once for each place that is asked for: a step of the engine may take
+"""Longest wait for a tail that lies in host memory, once for each place that is asked for: a step of an engine may take
 much longer than the well, and passes before it is looked at again."""
 
 MAX_TRIES = 4
