@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs the engine")
 
 from stepwell.block.digest import Chain
+from stepwell.engines.vllm.scheduler import tails
 from stepwell.engines.vllm.scheduler.tails import tail_digests
 
 from .build import STATE
@@ -24,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "five to one": {"layers": 6, "windows": (33, 33, 33, 33, 33, 0)},
     "uneven": {"layers": 7, "windows": (50, 50, 0)},
     "two spans": {"layers": 3, "windows": (20, 100, 0)},
-    "chunks": {"layers": 4, "windows": (48, 48, 48, 0), "chunks": True},
+    "chunks": {"layers": 4, "windows": (64, 64, 64, 0), "chunks": True},
     "other pages": {"layers": 2, "windows": (40, 0), "uneven": True},
     "states": {"layers": 4, "windows": (STATE, STATE, STATE, 0)},
     "states and windows": {"layers": 4, "windows": (STATE, 40, 0)},
@@ -149,6 +150,29 @@ def test_a_part_that_is_missing_ends_the_search_earlier(tmp_path: Path) -> None:
         earlier = h.recall(longer)
         assert h.right(earlier) and earlier.external == 192
         assert h.recall(longer).external == 288
+        h.assert_quiet()
+
+
+@pytest.mark.parametrize("pages", range(40, 72, 4))
+def test_requests_that_are_recalled_together_go_on(tmp_path: Path, pages: int) -> None:
+    """Several that wait for their last pages could fill the pool, with nothing that runs and gives any back."""
+    fields = {"num_pages": pages, "max_model_len": 160, "max_seqs": 8, "batch_tokens": 16}
+    with engine(tmp_path, layers=7, windows=(50, 50, 0), **fields) as h:
+        h.serve(prompt(117))
+        h.serve(prompt(117, 2))
+        h.forget()
+        ids = [h.add(prompt(117, 1 + n % 2), max_tokens=2) for n in range(5)]
+        h.run(300)
+        assert all(h.right(h.requests[rid]) for rid in ids)
+        h.assert_quiet()
+
+
+def test_a_shared_beginning_of_a_long_prompt_is_recalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tails, "MAX_PLACES", 30)
+    fields = {"num_pages": 257, "max_model_len": 1200, **KINDS["one window"]}
+    with engine(tmp_path, **fields) as h:
+        recalled = [h.recall([*prompt(320), *prompt(700, seed)]).external for seed in range(2, 6)]
+        assert recalled == [0, 0, 320, 320]
         h.assert_quiet()
 
 

@@ -27,6 +27,7 @@ import vllm
 from vllm.config import CUDAGraphMode, KVTransferConfig, MultiModalConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -96,6 +97,11 @@ def pages(*specs: Any, layout: str | None = "LBHNC", num_blocks: int = 8) -> KVC
 def window(span: int = 64, **changes: Any) -> SlidingWindowSpec:
     values: dict[str, Any] = {"block_size": 128, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
     return SlidingWindowSpec(**values | {"sliding_window": span} | changes)
+
+
+def chunk(span: int) -> ChunkedLocalAttentionSpec:
+    values: dict[str, Any] = {"block_size": 128, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
+    return ChunkedLocalAttentionSpec(**values | {"attention_chunk_size": span})
 
 
 def digests(config: Any, kv_cache_config: KVCacheConfig) -> tuple[bytes, bytes]:
@@ -453,6 +459,7 @@ def test_engines_that_are_not_served(folder: Path, code: str, change: Callable[[
     [
         ("SW-704", lambda: pages(window(), window(128))),
         ("SW-704", lambda: pages(spec(), window(block_size=96))),
+        ("SW-704", lambda: pages(spec(), chunk(192))),
         ("SW-707", lambda: pages(layout=None)),
         ("SW-707", lambda: pages(layout="XYZ")),
         ("SW-707", lambda: pages(layout="LHBNC")),

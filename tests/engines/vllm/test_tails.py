@@ -30,7 +30,6 @@ class Played:
         self.whole: set[int] = set()
         self.asked: list[int] = []
         self.ended: list[Any] = []
-        self.counts: list[str] = []
         self.slow = False
 
     def look(self, digests: bytes, epoch: int) -> BlocksQuestion:
@@ -53,9 +52,6 @@ class Played:
 
     def release(self, ask: PrefixQuestion) -> None:
         self.ended.append(ask)
-
-    def count(self, name: str, n: int = 1) -> None:
-        self.counts.append(name)
 
 
 def searching(
@@ -90,8 +86,7 @@ def test_places_before_are_tried_a_few_times() -> None:
     search.look.here = bytes([1] * 20)
     assert searches.advance(tracked, chain, search, 20, 0)
     assert search.blocks == 0 and len(client.asked) == tails.MAX_TRIES == len(client.ended)
-    assert client.counts == ["missed_no_window"]
-    assert searches.advance(tracked, chain, search, 20, 0) and len(client.counts) == 1
+    assert searches.advance(tracked, chain, search, 20, 0) and len(client.asked) == tails.MAX_TRIES
 
 
 def test_no_answer_is_waited_for_for_ever() -> None:
@@ -127,7 +122,34 @@ def test_places_that_the_engine_has_reached_itself_are_not_searched() -> None:
     assert search.look is not None
     search.look.here = bytes([1] * 20)
     assert searches.advance(tracked, chain, search, 20, 20 * 16) and search.blocks == 0
-    assert not client.asked and not client.counts
+    assert not client.asked
+    client.whole = {1}
+    assert searches.advance(tracked, chain, search, 20, 0) and search.blocks == 20, "and when it has lost them"
+
+
+def test_a_prefix_that_has_become_shorter_ends_before_another_place() -> None:
+    """It has given way to another request meanwhile, and blocks of it were evicted."""
+    client = Played()
+    client.whole = {1, 2}
+    searches, tracked, chain, search = searching(client)
+    assert search.look is not None
+    search.look.here = bytes([1] * 20)
+    assert searches.advance(tracked, chain, search, 20, 0) and search.blocks == 20
+    assert searches.advance(tracked, chain, search, 12, 0)
+    assert search.blocks == 12 and [block for block, _ in search.places] == [9, 10, 11]
+    assert len(client.ended) == 1, "what was held for the place before is given back"
+
+
+def test_of_a_long_prompt_places_are_looked_at_that_its_prefix_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tails, "MAX_PLACES", 8)
+    client = Played()
+    client.whole = {1}
+    searches, tracked, chain, search = searching(client)
+    assert search.look is None, "nothing is known of its prefix yet"
+    assert not searches.advance(tracked, chain, search, 12, 0)
+    assert search.look is not None and [block for block, _ in search.looked] == list(range(4, 12))
+    search.look.here = bytes([1] * 8)
+    assert searches.advance(tracked, chain, search, 12, 0) and search.blocks == 12
 
 
 def test_what_is_held_is_given_back() -> None:
@@ -137,5 +159,6 @@ def test_what_is_held_is_given_back() -> None:
     assert search.look is not None
     search.look.here = bytes([1] * 20)
     searches.advance(tracked, chain, search, 20, 0)
-    end_search(cast(SchedulerClient, client), search)
-    assert client.ended == [search.ask, search.look]
+    tracked.search = search
+    end_search(cast(SchedulerClient, client), tracked)
+    assert client.ended == [search.ask, search.look] and tracked.search is None

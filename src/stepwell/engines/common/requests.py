@@ -91,13 +91,14 @@ class CanaryLease:
 @dataclass(slots=True, eq=False)
 class TailSearch:
     """The search for the place behind which one request can go on. `looked`: parts of tails that are looked for, and
-    `here` those that are there. `tried`: the place that is asked for, `places` its tail behind the `computed` tokens
-    that the engine has, and `ask` the question for it. `blocks`: the place that was found, 0 if none was; -1: it is not
-    known yet."""
+    `here` those that are there. `reach`: of the prefix, in blocks. `tried`: the place that is asked for, `places` its
+    tail behind the `computed` tokens that the engine has, and `ask` the question for it. `blocks`: the place that was
+    found, 0 if none was; -1: it is not known yet."""
 
-    look: BlocksQuestion | None
-    looked: list[Place]
+    look: BlocksQuestion | None = None
+    looked: list[Place] = field(default_factory=list)
     here: frozenset[Place] | None = None
+    reach: int = -1
     tried: int = 0
     places: list[Place] = field(default_factory=list)
     ask: PrefixQuestion | None = None

@@ -125,8 +125,11 @@ def _unsupported_groups(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig)
     if any(max(pages) % page for page in pages):
         why = f"their pages have {', '.join(map(str, sorted(set(pages))))} tokens, and not all fit into the largest"
         return refusal("SW-704", what, why, "set another block_size")
-    if GroupKind.STATE in {rule.kind for rule in rules} and (odd := _odd_states(vllm_config, kv_cache_config)):
-        return refusal("SW-704", f"{what}, some with states", odd, "run that engine without stepwell")
+    if odd := [rule for rule in rules if rule.kind is GroupKind.CHUNK and rule.span % rule.page]:
+        why = f"chunks of {odd[0].span} tokens do not end with a page of {odd[0].page}"
+        return refusal("SW-704", what, why, "set another block_size")
+    if GroupKind.STATE in {rule.kind for rule in rules} and (why := _odd_states(vllm_config, kv_cache_config)):
+        return refusal("SW-704", f"{what}, some with states", why, "run that engine without stepwell")
     from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
     if not hasattr(base, "KVConnectorTransferResults"):

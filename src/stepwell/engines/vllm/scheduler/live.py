@@ -110,9 +110,8 @@ class LiveRequests:
         for ask in (tracked.ask, tracked.answer):
             if ask is not None:
                 self._client.release(ask)
-        if tracked.search is not None:
-            end_search(self._client, tracked.search)
-        tracked.ask = tracked.answer = tracked.canary = tracked.search = None
+        end_search(self._client, tracked)
+        tracked.ask = tracked.answer = tracked.canary = None
         tracked.streams = False
 
     def begin_again(self, tracked: Tracked) -> None:

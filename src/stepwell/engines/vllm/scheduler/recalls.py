@@ -46,6 +46,7 @@ class EngineRecalls:
         self._tally = tally
         self._canaries = canaries
         self._tails = TailSearches(shape, client, live.clock)
+        self._parked: Tracked | None = None  # of several groups: the request that was recalled last
         self._streams: dict[int, Loading] = {}  # that not all ranks have reported, by transfer
 
     def ask(self, tracked: Tracked, chain: Chain) -> None:
@@ -74,6 +75,8 @@ class EngineRecalls:
             return 0, False
         if computed >= len(tracked.chain) * self._shape.block_tokens:
             return 0, False  # the engine has it all: nothing to wait for
+        if self._waits_for_another(tracked):
+            return None, False
         if not tracked.streams:
             over = self._client.settle(ask, FIRST_ASK_WAIT_S if first else 0)
             tracked.streams = (ask.final or not over) and self._may_stream(tracked, ask, computed)
@@ -95,6 +98,14 @@ class EngineRecalls:
         if tokens <= 0 or self._canaries.takes(tracked, computed, blocks):
             return 0, False
         return tokens, True
+
+    def _waits_for_another(self, tracked: Tracked) -> bool:
+        """Another request has a recall and was not scheduled since. Where groups have windows vLLM counts pages that
+        such a request still needs too low (0.32): several at a time may fill its pool, and none goes on."""
+        other = self._parked
+        if other is None or other is tracked or other.loading is None or other.chain is None:
+            return False
+        return self._live.known.get(other.request.request_id) is other
 
     def _with_tail(self, tracked: Tracked, search: TailSearch, ask: PrefixQuestion, blocks: int) -> int:
         """Of these stored blocks of the prefix, how many lie before the place where the request can go on."""
@@ -130,6 +141,9 @@ class EngineRecalls:
                 self._tally.answered(ask.reason if ask.final else ask.ends)
             else:
                 self._client.count("missed_too_slow")
+            found = tracked.search.blocks if tracked.search is not None else -1
+            if not found and ask.blocks * self._shape.stored_tokens > start:
+                self._client.count("missed_no_window")
             if external == 0:
                 tracked.wait_s += self._live.clock() - tracked.asked_at  # in vain
         if external == 0:
@@ -138,7 +152,7 @@ class EngineRecalls:
             elif ask is not None:
                 self._client.finish(ask)
                 tracked.ask, tracked.answer = None, ask
-            self._end_search(tracked)
+            end_search(self._client, tracked)
             return
         if ask is None:
             raise LookupError("tokens were allocated that were not offered")
@@ -168,7 +182,9 @@ class EngineRecalls:
             load.blocks.append((row, *self._wanted(tracked, place, start)))
         if any(not pages for *_, pages in load.blocks[len(places) :]):
             raise LookupError("there is no page for what the request needs")
-        self._end_search(tracked)
+        end_search(self._client, tracked)
+        if len(self._shape.rules) > 1:
+            self._parked = tracked
         if self._live.suspect:
             self._live.suspect.difference_update(tracked.tables[0][start // self._shape.page :])
         tracked.wait_s += tracked.offered_at - tracked.asked_at
@@ -183,11 +199,6 @@ class EngineRecalls:
             while skip < len(pages) and pages[skip] == 0:
                 skip += 1
         return min(skip, len(pages)), pages[skip:]
-
-    def _end_search(self, tracked: Tracked) -> None:
-        if tracked.search is not None:
-            end_search(self._client, tracked.search)
-            tracked.search = None
 
     def sources(self, tracked: Tracked, external: int) -> dict[str, int]:
         """The tokens that the request was allocated pages for just now, by the tier that they were in."""

@@ -77,60 +77,62 @@ class TailSearches:
         self._telling = tuple({shape.rules[part.group]: part for part in shape.tail}.values())
 
     def begin(self, tracked: Tracked, chain: Chain) -> TailSearch:
-        """Asks which places have a tail."""
-        end = min(len(chain), last_place(tracked, self._shape))
+        """Asks which places have a tail, unless it depends on the prefix's reach which ones are to be looked at."""
+        search = TailSearch()
+        if (end := min(len(chain), last_place(tracked, self._shape))) <= MAX_PLACES:
+            self._look(tracked, chain, search, end)
+        return search
+
+    def _look(self, tracked: Tracked, chain: Chain, search: TailSearch, end: int) -> None:
         first = max(0, end - MAX_PLACES)
-        looked = [(block, part) for block in range(first, end) for part in self._telling]
-        return TailSearch(self._client.look(tail_digests(chain, looked), tracked.epoch), looked)
+        search.looked = [(block, part) for block in range(first, end) for part in self._telling]
+        search.look = self._client.look(tail_digests(chain, search.looked), tracked.epoch)
 
     def advance(self, tracked: Tracked, chain: Chain, search: TailSearch, reach: int, computed: int) -> bool:
         """Whether it is known by now behind how many blocks, of the first `reach`, the request can go on: farther than
-        its `computed` tokens, or `search.blocks` is 0."""
-        if search.places and computed < search.computed:  # the engine has lost some of its own meanwhile
-            self._go_back(search)
-        if search.blocks >= 0:
-            return True
-        if search.here is None:
-            search.since = search.since or self._clock()
-            here = search.look.here if search.look is not None else b""
-            if here is None and self._clock() - search.since < LOOK_S:
-                return False
-            search.here = frozenset(
-                place for place, is_here in zip(search.looked, here or b"", strict=False) if is_here
-            )
-            search.tried = min(reach, last_place(tracked, self._shape)) + 1
+        its `computed` tokens, or `search.blocks` is 0. Either number may be another one than at the last call: the
+        engine has taken pages of its own cache back, the prefix has given way and is shorter now."""
+        if search.here is None and not self._looked(tracked, chain, search, reach):
+            return False
+        if search.reach != reach or computed < search.computed:
+            if search.ask is not None:
+                self._client.release(search.ask)
+            search.ask, search.places, search.blocks, search.tries = None, [], -1, 0
+            search.reach, search.tried = reach, min(reach, last_place(tracked, self._shape)) + 1
         while search.blocks < 0:
             if search.ask is not None:
                 if not self._client.settle(search.ask, FIRST_WAIT_S):
                     return False
                 if self._client.offer(search.ask) >= len(search.places):
                     search.blocks = search.tried
-                    return True
+                    break
                 self._client.release(search.ask)
                 search.ask, search.places = None, []
             self._try_next(tracked, chain, search, computed)
-        if not search.blocks and reach * self._shape.block_tokens > computed:
-            self._client.count("missed_no_window")
         return True
 
-    def _go_back(self, search: TailSearch) -> None:
-        """To before the place that is asked for."""
-        if search.ask is not None:
-            self._client.release(search.ask)
-        search.ask, search.places, search.blocks = None, [], -1
-        search.tried, search.tries = search.tried + 1, search.tries - 1
+    def _looked(self, tracked: Tracked, chain: Chain, search: TailSearch, reach: int) -> bool:
+        """It is known which places have a tail."""
+        search.since = search.since or self._clock()
+        if not search.looked:
+            self._look(tracked, chain, search, min(reach, last_place(tracked, self._shape)))
+        here = search.look.here if search.look is not None else b""
+        if here is None and self._clock() - search.since < LOOK_S:
+            return False
+        search.here = frozenset(place for place, is_here in zip(search.looked, here or b"", strict=False) if is_here)
+        return True
 
     def _try_next(self, tracked: Tracked, chain: Chain, search: TailSearch, computed: int) -> None:
         """Asks for the next place. If there is none, or one needs no tail, the search has ended."""
         shape = self._shape
         assert search.here is not None
+        search.computed = computed
         search.tried = longest(shape.rules, self._telling, shape.block_tokens, search.tried - 1, search.here)
         search.tries += 1
         if search.tried * shape.block_tokens <= computed or search.tries > MAX_TRIES:
             search.blocks = 0
             return
         places = needed(shape.rules, shape.tail, shape.block_tokens, search.tried)
-        search.computed = computed
         search.places = [p for p in places if p[1].span(p[0], shape.block_tokens)[1] > computed]
         if not search.places:
             search.blocks = search.tried
@@ -140,9 +142,10 @@ class TailSearches:
             search.blocks = 0
 
 
-def end_search(client: SchedulerClient, search: TailSearch) -> None:
-    """Gives back what was pinned for it. Idempotent."""
-    if search.ask is not None:
+def end_search(client: SchedulerClient, tracked: Tracked) -> None:
+    """Gives back what was pinned for the request's tail. Idempotent."""
+    search, tracked.search = tracked.search, None
+    if search is not None and search.ask is not None:
         client.release(search.ask)
-    if search.look is not None:
+    if search is not None and search.look is not None:
         client.forget_look(search.look)
