@@ -125,6 +125,20 @@ def test_preempted_requests_and_chunks_of_any_size(tmp_path: Path) -> None:
             h.assert_quiet()
 
 
+@pytest.mark.parametrize("kind", ["two spans", "states"])
+def test_new_weights_under_live_requests(tmp_path: Path, kind: str) -> None:
+    with engine(tmp_path, num_pages=257, max_model_len=400, **KINDS[kind]) as h:
+        h.serve(prompt(200))
+        running = h.add(prompt(150, seed=2), max_tokens=60)
+        h.run_until(lambda: len(h.requests[running].tokens) > 5)
+        assert h.update_weights(7)
+        h.run()
+        again = h.recall(prompt(200), max_tokens=2)
+        assert h.right(again) and again.external == 0, "it was computed with other weights"
+        assert h.recall(prompt(200), max_tokens=2).external == 192
+        h.assert_quiet()
+
+
 @pytest.mark.parametrize("spoilt", ["prefix", "tail"])
 def test_a_load_that_fails_is_computed_whole(tmp_path: Path, spoilt: str) -> None:
     with engine(tmp_path, num_pages=129, max_model_len=256, **KINDS["one window"]) as h:
