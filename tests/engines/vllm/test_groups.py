@@ -29,7 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "other pages": {"layers": 2, "windows": (40, 0), "uneven": True},
     "states": {"layers": 4, "windows": (STATE, STATE, STATE, 0)},
     "states and windows": {"layers": 4, "windows": (STATE, 40, 0)},
-    "mostly full": {"layers": 5, "windows": (40, 0, 0, 0, 0)},
+    "mostly full": {"layers": 4, "windows": (40, 0, 0, 0)},
 }
 ORDERS: list[dict[str, Any]] = [
     {},

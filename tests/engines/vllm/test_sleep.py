@@ -196,5 +196,5 @@ def test_after_the_end_it_falls_asleep_at_once(tmp_path: Path) -> None:
 def test_tokens_of_a_tier_are_those_of_its_blocks(tokens: int, found: dict[str, int]) -> None:
     """A recall of blocks 3 to 5, of 16 tokens each, that begins in the middle of the first; two were promoted."""
     loading = Loading(None, 3, 56, 40, 3, sources=bytes([0, 1, 2]))  # type: ignore[arg-type]
-    assert loading.by_tier(tokens, 16, ("host", "disk", "far")) == found
-    assert loading.by_tier(40, 16, ("host",)) == {"host": 40}, "a tier without a name"
+    assert loading.by_tier(tokens, lambda blocks: 16 * blocks, ("host", "disk", "far")) == found
+    assert loading.by_tier(40, lambda blocks: 16 * blocks, ("host",)) == {"host": 40}, "a tier without a name"

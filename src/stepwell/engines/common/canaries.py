@@ -94,7 +94,7 @@ class Canaries:
         lease.transfer, refs = self._client.recall(ask, at, most, compare=True)
         tracked.ask = None
         lease.refs = refs.tolist()
-        tokens = min(blocks * self._shape.stored_tokens, tracked.request.num_tokens) - tracked.offered_from
+        tokens = min(self._shape.tokens(blocks), tracked.request.num_tokens) - tracked.offered_from
         tracked.canary_tokens += tokens
         self._client.count("canaries")
         self._client.count("canary_tokens", tokens)

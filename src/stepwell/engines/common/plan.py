@@ -43,9 +43,9 @@ class Shape:
 
     @property
     def stored_tokens(self) -> int:
-        """Tokens for which a stored block of the prefix counts: the prefix of a block is as many of them as it has
-        parts."""
-        return self.block_tokens // len(self.prefix)
+        """Tokens for which a stored block counts where the well weighs it: a block has as many as its prefix has parts,
+        so these are too few where it cannot be divided."""
+        return max(1, self.block_tokens // len(self.prefix))
 
     @property
     def shards(self) -> int:
@@ -59,7 +59,11 @@ class Shape:
     @property
     def token_bytes(self) -> int:
         """Bytes of a token's KV, in groups that need every token."""
-        return self.block_bytes // self.stored_tokens
+        return self.block_bytes * len(self.prefix) // self.block_tokens
+
+    def tokens(self, stored: int) -> int:
+        """Tokens for which so many stored blocks of a prefix count, in groups that need every token."""
+        return stored * self.block_tokens // len(self.prefix)
 
     def place(self, number: int) -> tuple[int, Part]:
         """The block and part of the stored block of this number in a prefix."""

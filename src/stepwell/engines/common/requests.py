@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,13 +59,13 @@ class Loading:
     def whole(self) -> bool:
         return self.good == len(self.load.blocks)
 
-    def by_tier(self, tokens: int, block_tokens: int, tiers: Sequence[str]) -> dict[str, int]:
+    def by_tier(self, tokens: int, up_to: Callable[[int], int], tiers: Sequence[str]) -> dict[str, int]:
         """Number of its first `tokens` tokens by the tier that their blocks were in when the request asked for them.
-        `block_tokens`: of a stored block. `tiers`: names by place. Blocks of no known tier count as host memory's, from
-        which they were copied."""
+        `up_to`: tokens of so many stored blocks. `tiers`: names by place. Blocks of no known tier count as host
+        memory's, from which they were copied."""
         end, found = self.start + tokens, {HOST: 0}
         for block, source in enumerate(self.sources, self.first):
-            low, high = max(self.start, block * block_tokens), min(end, (block + 1) * block_tokens)
+            low, high = max(self.start, up_to(block)), min(end, up_to(block + 1))
             if high > low:
                 tier = tiers[source] if source < len(tiers) else HOST
                 found[tier] = found.get(tier, 0) + high - low
@@ -113,7 +113,7 @@ class Tracked:
     """One request. Tokens of its sequence, half-open ranges:
 
     0 ---- KV in pages, step confirmed ---- confirmed ---- in a step under way ---- planned
-    0 ---- stored block is in the well or was offered to it ---- known x stored_tokens
+    0 ---- stored block is in the well or was offered to it ---- `known` of them
 
     `tables` has its pages by cache group; those behind which a window has moved are the engine's again. Of its tail,
     blocks before `tail_known` were offered or are not wanted.

@@ -91,10 +91,11 @@ class EngineRecalls:
             tracked.streams = False
             return None, False
         tracked.known = max(tracked.known, blocks)
+        blocks -= blocks % len(self._shape.prefix)
         if tracked.search is not None:
             blocks = self._with_tail(tracked, tracked.search, ask, blocks)
         tracked.offered_from, tracked.offered_at = computed, self._live.clock()
-        tokens = min(blocks * self._shape.stored_tokens, request.num_tokens) - computed
+        tokens = min(self._shape.tokens(blocks), request.num_tokens) - computed
         if tokens <= 0 or self._canaries.takes(tracked, computed, blocks):
             return 0, False
         return tokens, True
@@ -142,7 +143,7 @@ class EngineRecalls:
             else:
                 self._client.count("missed_too_slow")
             found = tracked.search.blocks if tracked.search is not None else -1
-            if not found and ask.blocks * self._shape.stored_tokens > start:
+            if not found and self._shape.tokens(ask.blocks) > start:
                 self._client.count("missed_no_window")
             if external == 0:
                 tracked.wait_s += self._live.clock() - tracked.asked_at  # in vain
@@ -205,7 +206,7 @@ class EngineRecalls:
         return self._by_tier(tracked.loading, external) if tracked.loading is not None else {}
 
     def _by_tier(self, loading: Loading, tokens: int) -> dict[str, int]:
-        return loading.by_tier(tokens, self._shape.stored_tokens, self._client.tiers)
+        return loading.by_tier(tokens, self._shape.tokens, self._client.tiers)
 
     def refuse(self, request_id: str, tables: Sequence[Sequence[int]], external: int) -> None:
         """Lets a recall fail that could not be planned, and ends its lease. A parked request's table ends with what it
@@ -222,7 +223,7 @@ class EngineRecalls:
         tracked.admitted, tracked.failed = True, False
         loading, tracked.loading = tracked.loading, None
         if loading is not None:
-            arrived = (loading.first + loading.good) * self._shape.stored_tokens - loading.start
+            arrived = self._shape.tokens(loading.first + loading.good) - loading.start
             if len(self._shape.rules) > 1 and not loading.whole:
                 arrived = 0
             arrived = max(0, min(loading.tokens, arrived))
