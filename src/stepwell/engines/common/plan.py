@@ -70,6 +70,13 @@ class Shape:
         block, part = divmod(number, len(self.prefix))
         return block, self.prefix[part]
 
+    def places(self, first: int, end: int) -> list[tuple[int, Part]]:
+        """The same for those from `first` up to `end`."""
+        if len(self.prefix) == 1:
+            part = self.prefix[0]
+            return [(number, part) for number in range(first, end)]
+        return [self.place(number) for number in range(first, end)]
+
 
 Ref = tuple[int, int, int]
 """(slab, slot, generation) of one shard."""

@@ -15,7 +15,7 @@ from stepwell.client.questions import PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.canaries import Canaries
 from stepwell.engines.common.counts import Tally
-from stepwell.engines.common.plan import Load, Ref, Shape, StepPlan, StepReport
+from stepwell.engines.common.plan import Load, LoadBlock, Ref, Shape, StepPlan, StepReport
 from stepwell.engines.common.requests import Loading, Place, TailSearch, Tracked
 from stepwell.engines.common.tasks import Handover
 from stepwell.engines.vllm.scheduler.live import LiveRequests
@@ -164,7 +164,7 @@ class EngineRecalls:
         tracked.loading = loading = Loading(
             load, first, start, external, last - first + len(tail), tail, sources, ends=ask.ends
         )
-        places = [self._shape.place(number) for number in range(first, last)]
+        places = self._shape.places(first, last)
         rows: list[list[Ref]] = [[]] * len(places)
         if streams:
             load.transfer, load.limits = self._client.stream(ask, first, last - first)
@@ -179,7 +179,8 @@ class EngineRecalls:
         if tracked.search is not None and tracked.search.ask is not None:
             load.also, refs = self._client.recall(tracked.search.ask, 0, len(tail))
             rows += refs.tolist()
-        for place, row in zip([*places, *tail], rows, strict=True):
+        load.blocks += self._prefix_blocks(tracked, places, rows, start)
+        for place, row in zip(tail, rows[len(places) :], strict=True):
             load.blocks.append((row, *self._wanted(tracked, place, start)))
         if any(not pages for *_, pages in load.blocks[len(places) :]):
             raise LookupError("there is no page for what the request needs")
@@ -191,14 +192,27 @@ class EngineRecalls:
         tracked.wait_s += tracked.offered_at - tracked.asked_at
         self._plan.now.loads.append(load)
 
+    def _prefix_blocks(
+        self, tracked: Tracked, places: Sequence[Place], rows: Sequence[list[Ref]], start: int
+    ) -> list[LoadBlock]:
+        """The blocks of a load from token `start` on; the scheduler waits for this loop."""
+        bt = self._shape.block_tokens
+        blocks: list[LoadBlock] = []
+        for (block, part), row in zip(places, rows, strict=False):
+            at = block * bt // part.page + part.first
+            blocks.append((row, 0, tracked.tables[part.group][at : at + part.pages]))
+        for number in range(len(self._shape.prefix) if start % bt else 0):
+            blocks[number] = rows[number], *self._wanted(tracked, places[number], start)
+        return blocks
+
     def _wanted(self, tracked: Tracked, place: Place, start: int) -> tuple[int, Sequence[int]]:
         """Of a block's pages, how many at its beginning are left out: they hold tokens before `start`, or ones that the
         engine needs no more and has no page for (0); and the others."""
-        pages, part = tracked.pages(place, self._shape), place[1]
-        skip = max(0, start - part.span(place[0], self._shape.block_tokens)[0]) // part.page
-        if place[1] in self._shape.tail:
-            while skip < len(pages) and pages[skip] == 0:
-                skip += 1
+        (block, part), bt = place, self._shape.block_tokens
+        pages = part.of_table(tracked.tables[part.group], block, bt)
+        skip = max(0, start - part.span(block, bt)[0]) // part.page
+        while skip < len(pages) and pages[skip] == 0:
+            skip += 1
         return min(skip, len(pages)), pages[skip:]
 
     def sources(self, tracked: Tracked, external: int) -> dict[str, int]:

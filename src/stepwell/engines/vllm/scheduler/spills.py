@@ -62,7 +62,7 @@ class EngineSpills:
             upto = min(stored, first + MAX_RESERVED)
             parent = prefix_digests(chain, self._shape, first - 1, first) if first else b""
             digests = prefix_digests(chain, self._shape, first, upto)
-            places = [self._shape.place(number) for number in range(first, upto)]
+            places = self._shape.places(first, upto)
             spill = self._client.reserve(parent, digests, tracked.epoch, first)
             if spill is None:
                 return
