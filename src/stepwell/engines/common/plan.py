@@ -42,6 +42,12 @@ class Shape:
         return tuple(part for part in parts if self.rules[part.group].kind is not GroupKind.FULL)
 
     @property
+    def by_request(self) -> bool:
+        """A recall is whole or nothing: of several groups an engine is told which requests' loads have failed, and not
+        which pages."""
+        return len(self.rules) > 1
+
+    @property
     def stored_tokens(self) -> int:
         """Tokens for which a stored block counts where the well weighs it: a block has as many as its prefix has parts,
         so these are too few where it cannot be divided."""

@@ -190,7 +190,7 @@ class Opening:
                 shard=shard,
                 writes=place == 0,
                 idle=self._idle(kv_caches),
-                by_request=len(self._rules) > 1,
+                by_request=shape.by_request,
                 threaded=lanes,
                 report=ConnectorReport,
             )

@@ -121,7 +121,7 @@ class EngineRecalls:
         """It is known how far the run reaches, farther than what has landed of it (or than can, where room is short),
         and the first block that is needed has landed: the tier answers. A canary waits for all that can land, any block
         of which may be the wrong one."""
-        if len(self._shape.rules) > 1:
+        if self._shape.by_request:
             return False  # of a load that falls short the engine would keep nothing
         more = bool(ask.ends) and ask.known > ask.blocks > computed // self._shape.block_tokens
         return more and not self._canaries.takes(tracked, computed, ask.known)
@@ -185,7 +185,7 @@ class EngineRecalls:
         if any(not pages for *_, pages in load.blocks[len(places) :]):
             raise LookupError("there is no page for what the request needs")
         end_search(self._client, tracked)
-        if len(self._shape.rules) > 1:
+        if self._shape.by_request:
             self._parked = tracked
         if self._live.suspect:
             self._live.suspect.difference_update(tracked.tables[0][start // self._shape.page :])
@@ -238,7 +238,7 @@ class EngineRecalls:
         loading, tracked.loading = tracked.loading, None
         if loading is not None:
             arrived = self._shape.tokens(loading.first + loading.good) - loading.start
-            if len(self._shape.rules) > 1 and not loading.whole:
+            if self._shape.by_request and not loading.whole:
                 arrived = 0
             arrived = max(0, min(loading.tokens, arrived))
             tracked.recalled_tokens += arrived
