@@ -181,6 +181,30 @@ def test_requests_that_are_recalled_together_go_on(tmp_path: Path, pages: int) -
         h.assert_quiet()
 
 
+def test_the_engine_may_have_more_of_it_when_the_tail_is_found(tmp_path: Path) -> None:
+    """Another request computes the beginning meanwhile: a part of the window is the engine's own then."""
+    longer = [*prompt(200), *prompt(100, seed=2)]
+    with engine(tmp_path, num_pages=257, max_model_len=400, **KINDS["two spans"]) as h:
+        h.serve(longer)
+        h.forget()
+        rid, settle, held = h.add(longer, max_tokens=2), h.client.settle, [True]
+
+        def found() -> Any:
+            tracked = h.half.live.known.get(rid)
+            return tracked.search.ask if tracked is not None and tracked.search is not None else None
+
+        h.client.settle = lambda ask, wait_s: settle(ask, wait_s) and not (held and ask is found())
+        h.run_until(lambda: found() is not None)
+        other = h.add(prompt(200), kv_transfer_params={"stepwell": {"recall": "never"}})
+        h.run_until(lambda: h.requests[other].finish_reason is not None)
+        held.clear()
+        h.run()
+        assert h.right(h.requests[rid])
+        assert (h.requests[rid].local, h.requests[rid].external) == (192, 288 - 192)
+        assert h.counted("hook_errors") == 0
+        h.assert_quiet()
+
+
 def test_a_shared_beginning_of_a_long_prompt_is_recalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tails, "MAX_PLACES", 30)
     fields = {"num_pages": 257, "max_model_len": 1200, **KINDS["one window"]}

@@ -182,8 +182,8 @@ class EngineRecalls:
         load.blocks += self._prefix_blocks(tracked, places, rows, start)
         for place, row in zip(tail, rows[len(places) :], strict=True):
             load.blocks.append((row, *self._wanted(tracked, place, start)))
-        if any(not pages for *_, pages in load.blocks[len(places) :]):
-            raise LookupError("there is no page for what the request needs")
+            if not load.blocks[-1][2] and place[1].span(place[0], self._shape.block_tokens)[1] > start:
+                raise LookupError("there is no page for what the request needs")
         end_search(self._client, tracked)
         if self._shape.by_request:
             self._parked = tracked
