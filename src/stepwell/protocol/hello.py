@@ -39,7 +39,7 @@ class Hello(Message, frozen=True):
     them; it says `Unmapped` of each that was retired. `replicas`: so many consecutive ranks hold the same KV. It is one
     shard: rank r's is number r // replicas, of world // replicas, and the first rank that holds it writes it.
 
-    `groups` of a scheduler's model, which share the shard's bytes; none where they are not known.
+    Since protocol 5: `groups` of a scheduler's model (see `CacheGroup`); none where they are not known.
     `facts`: what the digests were made of, as `block.facts` writes it, for people; identity are the digests.
     `flags`: optional abilities by name; a well ignores those that it does not know.
     """

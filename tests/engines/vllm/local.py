@@ -167,3 +167,35 @@ def engine(
 def prompt(length: int, seed: int = 1) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(32_000) for _ in range(length)]
+
+
+def come_and_go(
+    h: Engine,
+    prompts: list[list[int]],
+    dice: random.Random,
+    *,
+    steps: int,
+    at_once: int,
+    answers: int,
+    resets: float = 0.0,
+) -> None:
+    """Requests for these prompts, `at_once` at a time, with answers shorter than `answers`: some are preempted, some
+    aborted, and some answers become a part of the next prompt. `resets`: how often the engine's cache forgets all."""
+    live: list[str] = []
+    for _ in range(steps):
+        live = [rid for rid in live if h.requests[rid].finish_reason is None]
+        if len(live) < at_once:
+            live.append(h.add(dice.choice(prompts), max_tokens=dice.randrange(1, answers)))
+        running = [rid for rid in live if h.status(rid) == "RUNNING"]
+        if running and dice.random() < 0.05:
+            h.preempt(dice.choice(running))
+        if dice.random() < 0.03:
+            h.abort(dice.choice(live), mid_step=dice.random() < 0.5)
+        if resets and dice.random() < resets:
+            h.reset_prefix_cache()
+        h.step()
+        if dice.random() < 0.1 and (ended := [r for r in h.finished.values() if r.finish_reason == "length"]):
+            turn = dice.choice(ended)
+            if len(turn.prompt) < 350:
+                prompts[dice.randrange(len(prompts))] = turn.prompt + turn.tokens
+    h.run()

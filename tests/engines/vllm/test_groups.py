@@ -16,7 +16,7 @@ from stepwell.engines.vllm.scheduler import tails
 from stepwell.engines.vllm.scheduler.tails import tail_digests
 
 from .build import STATE
-from .local import Engine, engine, late, prompt
+from .local import Engine, come_and_go, engine, late, prompt
 from .slow import slow_engine
 
 PAGE = 16
@@ -333,24 +333,7 @@ def test_requests_that_come_and_go_in_any_order(tmp_path: Path, kind: str, seed:
     with device, engine(tmp_path, host=dice.choice(["2MiB", "32MiB"]), **fields) as h:
         prompts = [prompt(dice.randrange(20, 300), seed=n) for n in range(5)]
         prompts += [[*prompts[0], *prompt(60, seed=9)]]
-        live: list[str] = []
-        for _ in range(250):
-            live = [rid for rid in live if h.requests[rid].finish_reason is None]
-            if len(live) < 4:
-                live.append(h.add(dice.choice(prompts), max_tokens=dice.randrange(1, 60)))
-            running = [rid for rid in live if h.status(rid) == "RUNNING"]
-            if running and dice.random() < 0.05:
-                h.preempt(dice.choice(running))
-            if dice.random() < 0.03:
-                h.abort(dice.choice(live), mid_step=dice.random() < 0.5)
-            if dice.random() < 0.02:
-                h.reset_prefix_cache()
-            h.step()
-            if dice.random() < 0.1 and (ended := [r for r in h.finished.values() if r.finish_reason == "length"]):
-                turn = dice.choice(ended)
-                if len(turn.prompt) < 350:
-                    prompts[dice.randrange(len(prompts))] = turn.prompt + turn.tokens
-        h.run()
+        come_and_go(h, prompts, dice, steps=250, at_once=4, answers=60, resets=0.02)
         assert all(h.right(outcome) for outcome in h.finished.values() if outcome.finish_reason == "length")
         turns = [h.recall(each) for each in prompts]
         assert all(map(h.right, turns))

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the engine")
 
-from .local import Engine, engine, late, prompt
+from .local import Engine, come_and_go, engine, late, prompt
 
 PAGE = 16
 ORDERS: list[dict[str, Any]] = [{}, {"ranks": 2}, {"runner_v2": True}, {"extra": {"block_tokens": 2 * PAGE}}]
@@ -47,23 +47,7 @@ def test_requests_that_come_and_go_in_any_order(tmp_path: Path, seed: int) -> No
     dice = random.Random(seed)
     with engine(tmp_path, drafts=dice.randrange(1, 6), max_seqs=6, num_pages=41, batch_tokens=64) as h:
         prompts = [prompt(dice.randrange(20, 200), seed=n) for n in range(6)]
-        live: list[str] = []
-        for _ in range(300):
-            live = [rid for rid in live if h.requests[rid].finish_reason is None]
-            if len(live) < 5:
-                before = dice.choice(prompts)
-                live.append(h.add(before, max_tokens=dice.randrange(1, 120)))
-            running = [rid for rid in live if h.status(rid) == "RUNNING"]
-            if running and dice.random() < 0.05:
-                h.preempt(dice.choice(running))
-            if dice.random() < 0.03:
-                h.abort(dice.choice(live), mid_step=dice.random() < 0.5)
-            h.step()
-            if dice.random() < 0.1 and (ended := [r for r in h.finished.values() if r.finish_reason == "length"]):
-                turn = dice.choice(ended)
-                if len(turn.prompt) < 350:
-                    prompts[dice.randrange(len(prompts))] = turn.prompt + turn.tokens
-        h.run()
+        come_and_go(h, prompts, dice, steps=300, at_once=5, answers=120)
         assert all(h.right(outcome) for outcome in h.finished.values() if outcome.finish_reason == "length")
         turns = [h.recall(each) for each in prompts]
         assert all(map(h.right, turns)) and sum(turn.external for turn in turns) > 0

@@ -30,16 +30,19 @@ class Shape:
         return self.groups or (GroupRule(GroupKind.FULL, self.page),)
 
     @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """All parts of a block."""
+        return parts_of(self.rules, self.block_tokens)
+
+    @cached_property
     def prefix(self) -> tuple[Part, ...]:
         """Parts of a block that are needed wherever behind it a request goes on."""
-        parts = parts_of(self.rules, self.block_tokens)
-        return tuple(part for part in parts if self.rules[part.group].kind is GroupKind.FULL)
+        return tuple(part for part in self.parts if self.rules[part.group].kind is GroupKind.FULL)
 
     @cached_property
     def tail(self) -> tuple[Part, ...]:
         """Parts that are needed close behind it only."""
-        parts = parts_of(self.rules, self.block_tokens)
-        return tuple(part for part in parts if self.rules[part.group].kind is not GroupKind.FULL)
+        return tuple(part for part in self.parts if part not in self.prefix)
 
     @property
     def by_request(self) -> bool:

@@ -202,7 +202,7 @@ def cache_groups(kv_cache_config: KVCacheConfig, shape: Shape) -> tuple[CacheGro
                 sizes.pop() if len(sizes) == 1 else 0,
                 str(getattr(specs[0], "dtype", "")).removeprefix("torch."),
                 shape.block_tokens,
-                shape.shard_bytes * sum(part.group == number for part in shape.prefix + shape.tail),
+                shape.shard_bytes * sum(part.group == number for part in shape.parts),
             )
         )
     return tuple(found[:MAX_GROUPS])

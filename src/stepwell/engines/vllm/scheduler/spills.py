@@ -40,7 +40,7 @@ class EngineSpills:
         self._shape = shape
         self._client = client
         self._canaries = canaries
-        self.room = SaveRoom(shape.shard_bytes * len(shape.prefix + shape.tail) / shape.block_tokens)
+        self.room = SaveRoom(shape.shard_bytes * len(shape.parts) / shape.block_tokens)
 
     def reserve(self, request_id: str, tracked: Tracked, chain: Chain, computed: int, after: int) -> None:
         """Reserves slots for the blocks that a step completes, before which the request has `computed` tokens in its
@@ -95,7 +95,7 @@ class EngineSpills:
         if rule.kind is GroupKind.STATE:
             held = (block + 1) * bt in tracked.ends
         else:
-            held = bt // part.page * block + part.first >= rule.first_needed(computed) // part.page
+            held = part.span(block, bt)[0] // part.page >= rule.first_needed(computed) // part.page
         return held and 0 not in tracked.pages(place, self._shape)
 
     def hurry_out(self, tracked: Tracked) -> None:
