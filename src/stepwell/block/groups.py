@@ -94,9 +94,12 @@ def parts_of(rules: Sequence[GroupRule], block_tokens: int) -> tuple[Part, ...]:
     )
 
 
-def needed(rules: Sequence[GroupRule], parts: Sequence[Part], block_tokens: int, blocks: int) -> list[tuple[int, Part]]:
-    """What a request needs of these parts which goes on behind its first `blocks` blocks, block by block."""
-    end = blocks * block_tokens
+def needed(
+    rules: Sequence[GroupRule], parts: Sequence[Part], block_tokens: int, blocks: int, back: int = 0
+) -> list[tuple[int, Part]]:
+    """What a request needs of these parts which has its first `blocks` blocks and goes on `back` tokens before their
+    end, block by block. What lies behind that is named, too: a later place may need it."""
+    end = max(0, blocks * block_tokens - back)
     firsts = {part: rules[part.group].first_needed(end) for part in parts}
     start = min(firsts.values(), default=end) // block_tokens
     return [
@@ -113,10 +116,11 @@ def longest(
     block_tokens: int,
     blocks: int,
     here: Collection[tuple[int, Part]],
+    back: int = 0,
 ) -> int:
-    """The largest number of blocks, at most `blocks`, behind which a request can go on with the parts that are
-    `here`; 0 if there is none."""
+    """The largest number of blocks, at most `blocks`, at whose end a request can go on with the parts that are `here`,
+    or `back` tokens before it; 0 if there is none."""
     for end in range(blocks, 0, -1):
-        if all(place in here for place in needed(rules, parts, block_tokens, end)):
+        if all(place in here for place in needed(rules, parts, block_tokens, end, back)):
             return end
     return 0

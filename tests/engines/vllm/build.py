@@ -111,7 +111,9 @@ class Setup:
     """Hooks in the order of CUDA's default model runner, which lists resumed requests among the new ones."""
     chunked_prefill: bool = True
     drafts: int = 0
-    """Tokens that are drafted for each request that decodes, as by n-grams; some of them are wrong."""
+    """Tokens that are drafted for each request that decodes; some of them are wrong."""
+    drafter: str = "ngram"
+    """How: by a method of vLLM's. All but n-grams have a layer with KV of its own."""
     data_rank: int | None = None
     """Of an engine in a group of two that share the requests; None: an engine by itself."""
     multimodal: bool = False
@@ -268,14 +270,28 @@ def _vllm_config(setup: Setup) -> VllmConfig:
 def _drafts(setup: Setup, model: ModelConfig, parallel: ParallelConfig) -> SpeculativeConfig | None:
     if not setup.drafts:
         return None
+    kind: dict[str, Any] = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    if setup.drafter != "ngram":
+        folder = setup.model_dir.with_name("drafter")
+        folder.mkdir(exist_ok=True)
+        config = json.loads((setup.model_dir / "config.json").read_text()) | {"num_hidden_layers": 1}
+        (folder / "config.json").write_text(json.dumps(config))
+        kind = {"model": str(folder)}
     return SpeculativeConfig(
-        method="ngram",
+        method=setup.drafter,
         num_speculative_tokens=setup.drafts,
-        prompt_lookup_min=1,
-        prompt_lookup_max=2,
         target_model_config=model,
         target_parallel_config=parallel,
+        **kind,
     )
+
+
+def drafted_name(setup: Setup) -> str | None:
+    """The name of the drafter's layer, if it has one."""
+    if not setup.drafts or setup.drafter == "ngram":
+        return None
+    behind = "draft_model.model.layers.0" if setup.drafter == "draft_model" else f"model.layers.{setup.layers}"
+    return f"{behind}.self_attn.attn"
 
 
 def _data_parallel(setup: Setup) -> dict[str, Any]:
@@ -312,4 +328,7 @@ def _specs(setup: Setup) -> dict[str, KVCacheSpec]:
             **spans,
             **heads,
         )
+    if (name := drafted_name(setup)) is not None:
+        shape = {"num_kv_heads": setup.heads_per_rank, "head_size": setup.head_size_of(0)}
+        specs[name] = FullAttentionSpec(block_size=setup.page, dtype=DTYPE, **shape, **heads)
     return specs

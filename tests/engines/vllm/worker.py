@@ -33,7 +33,7 @@ from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from .build import VOCAB, Built, Setup
+from .build import VOCAB, Built, Setup, drafted_name
 from .oracle import POISON, Oracle, TokenChain, Words
 
 TAINT = np.uint64(0xDEAD)  # mixed into KV and tokens computed over a context that was wrong
@@ -120,6 +120,8 @@ class WorkerHalf:
         self._chunks = [
             spec.attention_chunk_size if isinstance(spec, ChunkedLocalAttentionSpec) else 1 << 62 for spec in specs
         ]
+        names, drafted = list(self.kv_caches), drafted_name(setup)
+        self._drafted = None if drafted is None else names.index(drafted)
         # Every layer as 64-bit words [page, head, slot, word], sharing memory with what the connector got.
         self.words: list[Words] = [t.view(torch.int64).numpy().view(np.uint64) for t in self.kv_caches.values()]
         told = self.connector.handle_preemptions
@@ -201,9 +203,14 @@ class WorkerHalf:
         metadata = {name: AttentionMetadata() for name in self.kv_caches}
         with (
             set_forward_context(metadata, self.config, num_tokens=out.total_num_scheduled_tokens),
-            KVConnectorModelRunnerMixin._get_kv_connector_output(out) as kv_output,
+            KVConnectorModelRunnerMixin._get_kv_connector_output(
+                out, defer_finalize=self._drafted is not None
+            ) as kv_output,
         ):
             tainted = self._forward(work, metadata, step, fail_after)
+        if self._drafted is not None:
+            self._draft(work, tainted, self._drafted, step)
+            KVConnectorModelRunnerMixin.finalize_kv_connector()
         return tainted, kv_output
 
     def _forward_v2(
@@ -220,6 +227,8 @@ class WorkerHalf:
             self._runner_v2.pre_forward(out, **about)
             tainted = self._forward(work, metadata, step, fail_after)
             self._runner_v2.finish_forward()
+        if self._drafted is not None:
+            self._draft(work, tainted, self._drafted, step)
         kv_output = self._runner_v2.post_forward(out.finished_req_ids)
         assert kv_output is not None
         return tainted, kv_output
@@ -267,6 +276,8 @@ class WorkerHalf:
         """
         tainted: set[str] = set()
         for layer, (name, tensor) in enumerate(self.kv_caches.items()):
+            if layer == self._drafted:
+                continue
             self.connector.wait_for_layer_load(name)
             for w in work if self._has_state[layer] else ():
                 if w.request_id not in tainted and (wrong := self._check_state(w, layer, step)) is not None:
@@ -284,6 +295,34 @@ class WorkerHalf:
             if layer == fail_after:
                 raise ForwardFailed(f"asked to fail after layer {layer} in step {step}")
         return tainted
+
+    def _draft(self, work: list[_Work], tainted: set[str], layer: int, step: int) -> None:
+        """The drafter's forward: it writes its KV of tokens that are final, and something for the drafts that it makes
+        of them, and then checks all that it attends to. What is wrong there costs drafts and no answer, so nothing is
+        tainted by it.
+
+        With hidden states of the model it looks one token ahead. So its KV of a page's last token may be that of
+        another request, which had the page too and went on differently: that is left out.
+        """
+        ahead = int(self._setup.drafter != "draft_model")
+        for w in work:
+            room = len(self._table(w, layer)) * self._pages[layer]
+            end = min(room, w.wrong + self._setup.drafts)
+            rows = self.oracle.rows(w.row.chain.hashes(ahead, end + ahead), layer, self._shard)
+            rows[w.wrong :] ^= TAINT
+            at = np.arange(end)
+            pages, slots = np.asarray(self._table(w, layer))[at // self._pages[layer]], at % self._pages[layer]
+            self.words[layer][pages[w.start :], :, slots[w.start :]] = rows[w.start :]
+            if w.request_id in tainted:
+                continue
+            held = self.words[layer][pages[: w.start], :, slots[: w.start]]
+            differs = (held != rows[: w.start]).any(axis=(1, 2))
+            differs[self._pages[layer] - 1 :: self._pages[layer]] &= not ahead
+            if differs.any():
+                found, index = int(differs.argmax()), int(differs.argmax()) // self._pages[layer]
+                what = "poison" if (held[found] == POISON).any() else "other bytes"
+                table = tuple(self._table(w, layer))
+                self.wrong.append(WrongKV(step, w.request_id, self.rank, layer, found, index, table, what))
 
     def _state_of(self, w: _Work, layer: int, tokens: int) -> Words:
         """The state behind so many tokens: two of what a token has, as with a convolution before."""

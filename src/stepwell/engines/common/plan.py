@@ -16,7 +16,9 @@ from stepwell.client.streams import StreamLimits
 class Shape:
     """page: tokens in an engine page. block_tokens: a multiple of it. shard_bytes: of one rank's part of a shard.
     replicas: consecutive ranks, of `world`, that hold the same part (MLA, KV heads that are fewer than ranks). groups:
-    rules of the engine's cache groups; where none are given there is one, which needs every token."""
+    rules of the engine's cache groups; where none are given there is one, which needs every token. recomputed: tokens
+    at the end of a prefix, a multiple of every group's page, that are computed again although they were found: a
+    drafter's KV of them may be another request's."""
 
     page: int
     block_tokens: int
@@ -24,6 +26,7 @@ class Shape:
     world: int
     replicas: int = 1
     groups: tuple[GroupRule, ...] = ()
+    recomputed: int = 0
 
     @cached_property
     def rules(self) -> tuple[GroupRule, ...]:
@@ -73,6 +76,14 @@ class Shape:
     def tokens(self, stored: int) -> int:
         """Tokens for which so many stored blocks of a prefix count, in groups that need every token."""
         return stored * self.block_tokens // len(self.prefix)
+
+    def resumed(self, stored: int, tokens: int) -> int:
+        """Of a request of so many tokens, how many it need not compute that has so many stored blocks of its prefix.
+        One of them is computed in any case; with drafts the last page in which they could all have been found."""
+        found = self.tokens(stored)
+        if not self.recomputed:
+            return min(found, tokens)
+        return max(0, min(found, (tokens - 1) // self.recomputed * self.recomputed) - self.recomputed)
 
     def place(self, number: int) -> tuple[int, Part]:
         """The block and part of the stored block of this number in a prefix."""

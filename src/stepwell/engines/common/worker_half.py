@@ -41,7 +41,8 @@ class Received:
 class WorkerHalf:
     """`shard`: number of the part of a block that this rank holds (its own rank by default). `writes`: of the ranks
     that hold it, this one saves it. `idle`: by cache group, bytes of a page in which this group keeps nothing; none at
-    all where no group has any. `by_request`: the engine is told which requests' loads have failed, and not which pages.
+    all where no group has any. `not_compared`: the same, and those of which two engines' pages may differ, for
+    canaries. `by_request`: the engine is told which requests' loads have failed, and not which pages.
     `threaded`: threads wait for copies that run; without them that happens whenever something is taken from here.
     `report`: makes an empty report, of a class that the engine can carry. Jobs may run on threads; everything else is
     called by the engine's thread."""
@@ -56,6 +57,7 @@ class WorkerHalf:
         shard: int | None = None,
         writes: bool = True,
         idle: Sequence[Sequence[slice]] = (),
+        not_compared: Sequence[Sequence[slice]] = (),
         by_request: bool = False,
         threaded: bool = True,
         report: Callable[[], StepReport] = StepReport,
@@ -64,6 +66,7 @@ class WorkerHalf:
         self._shard = rank if shard is None else shard
         self._writes = writes
         self._idle = idle
+        self._not_compared = not_compared
         self._by_request = by_request
         self._shard_bytes = shard_bytes
         self._copies = copies
@@ -354,20 +357,20 @@ class WorkerHalf:
                 fetched = [self._awake(naps).fetch(pages, after) for _, pages, _ in compare.blocks]
                 for (refs, _, group), (copying, fresh) in zip(compare.blocks, fetched, strict=True):
                     yield copying
-                    for idle in self._idle[group] if self._idle else ():
-                        fresh[:, idle] = 0  # as it is stored
-                    more = self._errors(compare.session, self._ref(refs), fresh, hold)
+                    more = self._errors(compare.session, self._ref(refs), fresh, hold, group)
                     errors = [max(pair) for pair in zip(errors, more, strict=True)] if errors else more
             task.errors = [] if task.distrusted else errors
         except Exception as error:  # noqa: BLE001 - one canary less
             log.debug("a canary was not compared: %s", error)
         self._answer(task)
 
-    def _errors(self, session: int, ref: Ref, fresh: Bytes, hold: Hold) -> list[float]:
+    def _errors(self, session: int, ref: Ref, fresh: Bytes, hold: Hold, group: int) -> list[float]:
         """Errors of each layer of one block, whose slot is checked before it is read and afterwards. Raises
         IntegrityError."""
-        slot = hold.slot(session, *ref)
-        errors = self._copies.errors(fresh, slot.bytes.reshape(-1, self._copies.page_bytes)[: len(fresh)])
+        stored = hold.slot(session, *ref).bytes.reshape(-1, self._copies.page_bytes)[: len(fresh)]
+        for part in self._not_compared[group] if self._not_compared else ():
+            fresh[:, part] = stored[:, part]
+        errors = self._copies.errors(fresh, stored)
         self._client.verify(session, *ref)
         return errors
 

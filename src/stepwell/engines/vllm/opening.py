@@ -26,6 +26,7 @@ from stepwell.engines.paged.pool import idle_bytes
 from stepwell.engines.vllm.hooks.plan import ConnectorPlan, ConnectorReport
 from stepwell.engines.vllm.identity import facts
 from stepwell.engines.vllm.identity.adapters import lora_facts, watch_loads
+from stepwell.engines.vllm.identity.drafts import drafted_layers, drafter, recomputed_tokens
 from stepwell.engines.vllm.identity.groups import group_rules, layer_specs
 from stepwell.engines.vllm.identity.page_sizes import page_bytes
 from stepwell.engines.vllm.identity.weights import weight_files
@@ -84,6 +85,7 @@ class Opening:
             world=self._config.parallel_config.world_size,
             replicas=getattr(self._kv_cache_config, "kv_tp_replicas", 1),  # vLLM 0.32 has it
             groups=self._rules,
+            recomputed=recomputed_tokens(self._config, self._rules),
         )
 
     def scheduler_half(self, trouble: Trouble, tally: Tally) -> SchedulerHalf:
@@ -143,8 +145,11 @@ class Opening:
         groups = zip(self._rules, self._kv_cache_config.kv_cache_groups, strict=True)
         dtypes = {layer_specs(group)[0][1].dtype for rule, group in groups if rule.kind is GroupKind.FULL}
         kind = kind_of(dtypes.pop()) if len(dtypes) == 1 else None
+        names = [name for group in self._kv_cache_config.kv_cache_groups for name in group.layer_names]
+        if drafter(self._config) is not None and not drafted_layers(self._config, names):
+            kind = None  # a drafter's KV may differ although the model's does not, and here they cannot be told apart
         if kind is None and self._settings.canary:
-            log.info("the canary is off: KV of this dtype cannot be compared yet")
+            log.info("the canary is off: KV of this dtype, or beside this drafter's, cannot be compared yet")
         return Canaries(shape, client, self._settings.canary, kind)
 
     def worker_half(
@@ -189,7 +194,8 @@ class Opening:
                 client,
                 shard=shard,
                 writes=place == 0,
-                idle=self._idle(kv_caches),
+                idle=self._idle(kv_caches, set()),
+                not_compared=self._idle(kv_caches, drafted_layers(self._config, kv_caches)),
                 by_request=shape.by_request,
                 threaded=lanes,
                 report=ConnectorReport,
@@ -199,9 +205,10 @@ class Opening:
             raise
         return half
 
-    def _idle(self, kv_caches: Mapping[str, Any]) -> Sequence[Sequence[slice]]:
-        """By cache group, bytes of a page in which it keeps nothing; nothing at all where none has any."""
-        names = [set(group.layer_names) for group in self._kv_cache_config.kv_cache_groups]
+    def _idle(self, kv_caches: Mapping[str, Any], without: set[str]) -> Sequence[Sequence[slice]]:
+        """By cache group, bytes of a page in which its layers keep nothing, those `without` left out; nothing at all
+        where none has any."""
+        names = [set(group.layer_names) - without for group in self._kv_cache_config.kv_cache_groups]
         idle = [idle_bytes(kv_caches, self._kv_cache_config.num_blocks, of_group) for of_group in names]
         return idle if any(idle) else ()
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.block.facts import facts_text, withheld
 from stepwell.engines.common.plan import Shape
+from stepwell.engines.vllm.identity.drafts import drafter
 from stepwell.engines.vllm.identity.groups import layer_specs
 from stepwell.engines.vllm.identity.page_sizes import layer_pages
 from stepwell.engines.vllm.identity.values import canonical
@@ -99,8 +100,20 @@ ENVIRONMENT = (
     "VLLM_USE_FLASHINFER_MOE_INT4",
     "VLLM_USE_TRITON_AWQ",
 )
+# SpeculativeConfig fields that do not change a drafter's KV: the target, names, which drafts are made and accepted.
+_VOLATILE_DRAFTS = _words(
+    """
+    target_model_config target_parallel_config draft_model_config draft_parallel_config draft_load_config
+    model revision code_revision enforce_eager max_model_len num_speculative_tokens
+    num_speculative_tokens_per_batch_size disable_padded_drafter_batch disable_eagle_block_drop
+    use_local_argmax_reduction prompt_lookup_max prompt_lookup_min suffix_decoding_max_tree_depth
+    suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decoding_min_token_prob
+    rejection_sample_method synthetic_acceptance_rates synthetic_acceptance_length enable_adaptive_verification
+    draft_sample_method
+    """
+)
 # What users may write credentials into: a loader's storage, a plugin's settings.
-_CONFIDENTIAL = frozenset({"additional", "load.model_loader_extra_config"})
+_CONFIDENTIAL = frozenset({"additional", "load.model_loader_extra_config", "draft.load.model_loader_extra_config"})
 # RoPE tables that are the same whatever the engine's max_model_len; others (longrope) choose factors by it.
 _LENGTH_FREE_ROPE = frozenset({"default", "linear", "llama3", "yarn", "mrope"})
 _CPU_FLAGS = re.compile(r"avx\w*|amx\w*|neon|asimd\w*|sve\w*|bf16|i8mm|zvl\d+b|vxe\w*|altivec|vsx", re.ASCII)
@@ -130,6 +143,22 @@ def model_facts(vllm_config: VllmConfig) -> dict[str, str]:
         facts |= _fields("multimodal", model.multimodal_config, _VOLATILE_MULTIMODAL)
     if _length_matters(config):
         facts["model.max_model_len"] = canonical(model.max_model_len)
+    return facts | _draft_facts(vllm_config)
+
+
+def _draft_facts(vllm_config: VllmConfig) -> dict[str, str]:
+    """The drafter, where it keeps KV of its own. How many tokens it drafts matters only where it has a module for
+    each of them."""
+    if (drafts := drafter(vllm_config)) is None:
+        return {}
+    facts = {
+        "draft.config": canonical(_without(drafts.draft_model_config.hf_config.to_dict(), _VOLATILE_CONFIG)),
+        "draft.lookahead": canonical(getattr(vllm_config, "num_prefill_lookahead_tokens", None)),
+    }
+    facts |= _fields("draft", drafts, _VOLATILE_DRAFTS)
+    facts |= _fields("draft.model", drafts.draft_model_config, _VOLATILE_MODEL)
+    if (load := getattr(drafts, "draft_load_config", None)) is not None:
+        facts |= _fields("draft.load", load, _VOLATILE_LOAD)
     return facts
 
 

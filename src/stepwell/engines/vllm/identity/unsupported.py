@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from stepwell.block.groups import GroupKind
+from stepwell.engines.vllm.identity.drafts import unsupported_drafts
 from stepwell.engines.vllm.identity.groups import KINDS, group_rules, layer_specs
 from stepwell.engines.vllm.identity.values import no_option, refusal
 from stepwell.errors import StepwellError, Unsupported
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*(true|1)", re.IGNORECASE)
-DRAFTED_FROM_TEXT = ("ngram", "suffix")
-"""Methods of speculative decoding that look at nothing but tokens: all KV is the model's own."""
-
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -53,10 +51,8 @@ def _unsupported_setup(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) > 1:
             return no_option(f"{name}={size}", "a page then holds every n-th token only", f"leave {name} at 1")
-    drafts = vllm_config.speculative_config
-    if drafts is not None and (method := getattr(drafts, "method", None)) not in DRAFTED_FROM_TEXT:
-        why = "what drafts tokens keeps KV of its own, or hidden states, which a recall would not bring"
-        return refusal("SW-708", f"speculative decoding by {method}", why, "draft by ngram, or switch it off")
+    if (drafts := unsupported_drafts(vllm_config)) is not None:
+        return drafts
     if getattr(getattr(vllm_config, "aux_output_config", None), "enabled", False):
         why = "it wants something of every token of a prompt, and nothing but KV is known of those that are recalled"
         return no_option("enable_return_routed_experts", why, "leave it off, or run that engine without stepwell")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepwell.engines.common.weights import NoWeightFiles, WeightFiles
+from stepwell.engines.vllm.identity.drafts import drafter
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -44,12 +45,23 @@ _DEPTH = 3
 
 
 def weight_files(vllm_config: VllmConfig) -> WeightFiles | NoWeightFiles:
-    """The local files that the configured loader takes the weights from, or why there are none to look at.
+    """The local files that the configured loaders take the weights from, of the model and of a drafter that keeps KV of
+    its own, or why there are none to look at.
 
     A hub id is looked up in the local hub cache only, never on the network. Raises nothing on purpose; a folder that
     cannot be listed counts as empty.
     """
-    model, load = vllm_config.model_config, vllm_config.load_config
+    files = _weight_files(vllm_config.model_config, vllm_config.load_config)
+    if (drafts := drafter(vllm_config)) is None or isinstance(files, NoWeightFiles):
+        return files
+    load = getattr(drafts, "draft_load_config", None) or vllm_config.load_config
+    more = _weight_files(drafts.draft_model_config, load)
+    if isinstance(more, NoWeightFiles):
+        return NoWeightFiles(f"of the drafter: {more.reason}")
+    return WeightFiles(tuple(sorted({*files.paths, *more.paths})))
+
+
+def _weight_files(model: Any, load: Any) -> WeightFiles | NoWeightFiles:
     load_format = str(load.load_format)
     if load_format not in _FILE_LOADERS:
         return NoWeightFiles(f"load format {load_format!r} does not read them from the model's folder")

@@ -73,7 +73,7 @@ class EngineRecalls:
         ask = tracked.ask
         if ask is None:
             return 0, False
-        if computed >= len(tracked.chain) * self._shape.block_tokens:
+        if computed >= self._shape.resumed(len(tracked.chain) * len(self._shape.prefix), request.num_tokens):
             return 0, False  # the engine has it all: nothing to wait for
         if self._waits_for_another(tracked):
             return None, False
@@ -95,7 +95,7 @@ class EngineRecalls:
         if tracked.search is not None:
             blocks = self._with_tail(tracked, tracked.search, ask, blocks)
         tracked.offered_from, tracked.offered_at = computed, self._live.clock()
-        tokens = min(self._shape.tokens(blocks), request.num_tokens) - computed
+        tokens = self._shape.resumed(blocks, request.num_tokens) - computed
         if tokens <= 0 or self._canaries.takes(tracked, computed, blocks):
             return 0, False
         return tokens, True

@@ -58,14 +58,19 @@ def last_place(tracked: Tracked, shape: Shape) -> int:
 def wanted_tail(tracked: Tracked, shape: Shape, first: int, end: int) -> list[Place]:
     """Parts of the tail that are worth storing, of blocks [first, end)."""
     prompt = (tracked.request.num_prompt_tokens - 1) // shape.block_tokens
-    wanted = set(needed(shape.rules, shape.tail, shape.block_tokens, prompt))
-    wanted.update(needed(shape.rules, shape.tail, shape.block_tokens, tracked.parting))
+    wanted = set(_needed(shape, prompt))
+    wanted.update(_needed(shape, tracked.parting))
     return [
         (block, part)
         for block in range(first, end)
         for part in shape.tail
         if block >= prompt or (block, part) in wanted
     ]
+
+
+def _needed(shape: Shape, blocks: int) -> list[Place]:
+    """The tail of a request that goes on behind its first `blocks` blocks."""
+    return needed(shape.rules, shape.tail, shape.block_tokens, blocks, shape.recomputed)
 
 
 class TailSearches:
@@ -127,13 +132,16 @@ class TailSearches:
         shape = self._shape
         assert search.here is not None
         search.computed = computed
-        search.tried = longest(shape.rules, self._telling, shape.block_tokens, search.tried - 1, search.here)
+        search.tried = longest(
+            shape.rules, self._telling, shape.block_tokens, search.tried - 1, search.here, shape.recomputed
+        )
         search.tries += 1
-        if search.tried * shape.block_tokens <= computed or search.tries > MAX_TRIES:
+        end = search.tried * shape.block_tokens - shape.recomputed
+        if end <= computed or search.tries > MAX_TRIES:
             search.blocks = 0
             return
-        places = needed(shape.rules, shape.tail, shape.block_tokens, search.tried)
-        search.places = [p for p in places if p[1].span(p[0], shape.block_tokens)[1] > computed]
+        spans = {place: place[1].span(place[0], shape.block_tokens) for place in _needed(shape, search.tried)}
+        search.places = [place for place, (first, last) in spans.items() if first < end and last > computed]
         if not search.places:
             search.blocks = search.tried
             return
