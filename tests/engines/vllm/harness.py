@@ -30,7 +30,7 @@ from .build import VOCAB, Setup, build
 from .oracle import Oracle, TokenChain
 from .outcome import Outcome, Stuck, WrongToken
 from .reports import Reports
-from .worker import WorkerHalf, WrongKV
+from .worker import WorkerHalf, WrongKV, drafts_of
 
 
 class Harness:
@@ -339,18 +339,16 @@ class Harness:
                 self.connector_stats.append(stats.kv_connector_stats)
             for source, tokens in getattr(stats and stats.connector_prefix_cache_stats, "hits_by_source", {}).items():
                 self.hits[source.value] += tokens
-        if self.setup.drafts:
+        if self.setup.drafts and not self.setup.async_scheduling:
             self._draft(plan)
 
     def _draft(self, plan: SchedulerOutput) -> None:
-        """Drafts tokens for requests of this step that go on: none to all of them are right, in turn by place."""
+        """Drafts tokens for requests of this step that go on. With plans made ahead the workers do."""
         drafts = {}
         for rid in plan.num_scheduled_tokens:
             if (request := self.request(rid)) is None:
                 continue
-            at, chain = request.num_tokens, self.chain(rid)
-            right = at * 7 // 3 % (self.setup.drafts + 1)
-            drafts[rid] = [(chain.token(at + n) + (n >= right)) % VOCAB for n in range(self.setup.drafts)]
+            drafts[rid] = drafts_of(self.chain(rid), request.num_tokens, self.setup.drafts)
         self.scheduler.update_draft_token_ids(DraftTokenIds(list(drafts), list(drafts.values())))
 
     def _deliver(self, item: EngineCoreOutput) -> None:

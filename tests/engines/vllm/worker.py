@@ -71,6 +71,8 @@ class _Row:
     chain: TokenChain
     tables: list[list[int]]
     """A block table for each cache group."""
+    done: int | None = None
+    """Tokens whose KV is the request's, once it decodes: plans that are made ahead count all drafts as accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,12 @@ class _Work:
     stop: int
     known: int
     wrong: int
+
+
+def drafts_of(chain: TokenChain, at: int, count: int) -> list[int]:
+    """Tokens that are drafted behind the first `at`: none to all of them are right, in turn by place."""
+    right = at * 7 // 3 % (count + 1)
+    return [(chain.token(at + n) + (n >= right)) % VOCAB for n in range(count)]
 
 
 class WorkerHalf:
@@ -240,14 +248,19 @@ class WorkerHalf:
         work = []
 
         def add(request_id: str, computed: int, known: int) -> None:
-            stop = computed + out.num_scheduled_tokens[request_id]
             row = self._rows[request_id]
+            drafted = out.scheduled_spec_decode_tokens.get(request_id, [])
+            if self._setup.async_scheduling and self._setup.drafts and row.done is not None:
+                computed, known = row.done, row.done + 1  # what was accepted is known here alone
+                drafted = drafts_of(row.chain, known, len(drafted))
+            stop = computed + out.num_scheduled_tokens[request_id]
             pages = min(len(row.tables[group]) * page for group, page in zip(self._groups, self._pages, strict=True))
             assert stop <= pages, f"{request_id} has no page for its tokens"
-            drafted = out.scheduled_spec_decode_tokens.get(request_id, ())
             assert not drafted or stop == known + len(drafted)
             right = takewhile(lambda pair: pair[1] == row.chain.token(pair[0]), enumerate(drafted, known))
-            work.append(_Work(request_id, row, computed, stop, known, min(stop, known + len(list(right)))))
+            final = min(stop, known + len(list(right)))
+            row.done = final if stop >= known else None
+            work.append(_Work(request_id, row, computed, stop, known, final))
 
         for new in out.scheduled_new_reqs:
             chain = self.oracle.chain(new.prompt_token_ids)
@@ -260,6 +273,7 @@ class WorkerHalf:
             if request_id in cached.resumed_req_ids:
                 assert new_ids is not None
                 row.tables = [list(ids) for ids in new_ids]  # a resumed request's tables replace the old ones
+                row.done = None
             elif new_ids is not None:
                 for table, ids in zip(row.tables, new_ids, strict=True):
                     table.extend(ids)
@@ -304,25 +318,28 @@ class WorkerHalf:
         With hidden states of the model it looks one token ahead. So its KV of a page's last token may be that of
         another request, which had the page too and went on differently: that is left out.
         """
-        ahead = int(self._setup.drafter != "draft_model")
+        page, held = self._pages[layer], self.words[layer]
         for w in work:
-            room = len(self._table(w, layer)) * self._pages[layer]
-            end = min(room, w.wrong + self._setup.drafts)
-            rows = self.oracle.rows(w.row.chain.hashes(ahead, end + ahead), layer, self._shard)
-            rows[w.wrong :] ^= TAINT
-            at = np.arange(end)
-            pages, slots = np.asarray(self._table(w, layer))[at // self._pages[layer]], at % self._pages[layer]
-            self.words[layer][pages[w.start :], :, slots[w.start :]] = rows[w.start :]
-            if w.request_id in tainted:
-                continue
-            held = self.words[layer][pages[: w.start], :, slots[: w.start]]
-            differs = (held != rows[: w.start]).any(axis=(1, 2))
-            differs[self._pages[layer] - 1 :: self._pages[layer]] &= not ahead
+            rows, pages, slots = self._drafted_rows(w, layer)
+            held[pages[w.start :], :, slots[w.start :]] = rows[w.start :]
+        for w in (w for w in work if w.request_id not in tainted):
+            rows, pages, slots = self._drafted_rows(w, layer)
+            differs = (held[pages, :, slots] != rows).any(axis=(1, 2))[: w.start]
+            if self._setup.drafter != "draft_model":
+                differs[page - 1 :: page] = False
             if differs.any():
-                found, index = int(differs.argmax()), int(differs.argmax()) // self._pages[layer]
-                what = "poison" if (held[found] == POISON).any() else "other bytes"
+                at = int(differs.argmax())
+                found = "poison" if (held[pages[at], :, slots[at]] == POISON).any() else "other bytes"
                 table = tuple(self._table(w, layer))
-                self.wrong.append(WrongKV(step, w.request_id, self.rank, layer, found, index, table, what))
+                self.wrong.append(WrongKV(step, w.request_id, self.rank, layer, at, at // page, table, found))
+
+    def _drafted_rows(self, w: _Work, layer: int) -> tuple[Words, np.ndarray, np.ndarray]:
+        """What a drafter's layer has of the request when its step has ended, junk of its drafts included, and where."""
+        ahead, page = int(self._setup.drafter != "draft_model"), self._pages[layer]
+        at = np.arange(min(len(self._table(w, layer)) * page, w.wrong + self._setup.drafts))
+        rows = self.oracle.rows(w.row.chain.hashes(ahead, len(at) + ahead), layer, self._shard)
+        rows[w.wrong :] ^= TAINT
+        return rows, np.asarray(self._table(w, layer))[at // page], at % page
 
     def _state_of(self, w: _Work, layer: int, tokens: int) -> Words:
         """The state behind so many tokens: two of what a token has, as with a convolution before."""
