@@ -165,3 +165,11 @@ def test_a_canary_compares_what_the_model_keeps_alone(tmp_path: Path, drafter: s
         h.forget()
         h.serve([*common, *prompt(20, 9)])
         assert verdicts(h)[1] == 1
+
+
+def test_no_canary_where_the_drafters_kv_cannot_be_told_from_the_models(tmp_path: Path) -> None:
+    names = "stepwell.engines.vllm.opening.drafted_layers"
+    with patch(names, lambda *_: set()), engine(tmp_path, drafts=2, drafter="eagle", extra={"canary": 1}) as h:
+        h.serve(prompt(100))
+        assert h.recall(prompt(100)).external == 80
+        assert h.counted("canaries") == 0
