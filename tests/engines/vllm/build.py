@@ -114,6 +114,8 @@ class Setup:
     """Tokens that are drafted for each request that decodes; some of them are wrong."""
     drafter: str = "ngram"
     """How: by a method of vLLM's. All but n-grams have a layer with KV of its own."""
+    zeroed_first: bool = False
+    """Pages that a step takes are overwritten before the connector is told of it, as by CUDA's default model runner."""
     data_rank: int | None = None
     """Of an engine in a group of two that share the requests; None: an engine by itself."""
     multimodal: bool = False

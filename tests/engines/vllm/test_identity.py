@@ -41,7 +41,7 @@ from stepwell.block.facts import digest_of, facts_of
 from stepwell.client.fingerprint import fingerprint
 from stepwell.engines.common.plan import Shape
 from stepwell.engines.vllm.identity.facts import cache_groups, engine, layout_facts, model_facts, page_facts, told
-from stepwell.engines.vllm.identity.groups import group_rules
+from stepwell.engines.vllm.identity.groups import group_rules, zeroed_first
 from stepwell.engines.vllm.identity.unsupported import unsupported
 from stepwell.engines.vllm.identity.values import canonical
 from stepwell.engines.vllm.identity.weights import NoWeightFiles, WeightFiles, weight_files
@@ -538,10 +538,13 @@ def test_a_torch_for_other_gpus(cuda_config: Any, monkeypatch: pytest.MonkeyPatc
     assert isinstance(refused, Unsupported) and refused.code == "SW-714" and "ROCm" in str(refused)
 
 
-def test_pages_that_the_engine_zeroes_before_it_tells(cuda_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_the_engine_zeroes_before_it_tells(
+    cuda_config: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not zeroed_first(cuda_config, pages())
     monkeypatch.setattr(KVCacheConfig, "needs_kv_cache_zeroing", True, raising=False)
-    refused = unsupported(cuda_config, pages())
-    assert isinstance(refused, Unsupported) and refused.code == "SW-712"
+    assert zeroed_first(cuda_config, pages()) and not zeroed_first(config_of(folder), pages())
+    assert unsupported(cuda_config, pages()) is None
 
 
 def test_how_a_backend_divides_pages_is_part_of_the_layout() -> None:

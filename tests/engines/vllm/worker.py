@@ -136,10 +136,14 @@ class WorkerHalf:
 
         def told_then_poison(metadata: object) -> None:
             told(metadata)
-            for layer in self.words:
-                layer[self._fresh] = POISON
+            if not setup.zeroed_first:
+                self._poison()
 
         self.connector.handle_preemptions = told_then_poison
+
+    def _poison(self) -> None:
+        for layer in self.words:
+            layer[self._fresh] = POISON
 
     @contextmanager
     def process(self) -> Iterator[None]:
@@ -188,6 +192,8 @@ class WorkerHalf:
         """
         out: SchedulerOutput = pickle.loads(plan)
         self._fresh = fresh
+        if self._setup.zeroed_first:
+            self._poison()
         forward = self._forward_v2 if self._setup.runner_v2 else self._forward_v1
         with self.process():
             if not self._setup.runner_v2:

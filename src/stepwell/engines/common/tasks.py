@@ -143,3 +143,10 @@ class Step:
         yield from self.urgent
         yield from self.saves
         yield from self.compares
+
+    def leaving(self) -> Iterator[int]:
+        """Pages that copies read which may still run."""
+        for saved in (task for task in self.saves if not task.over):
+            yield from (page for save in saved.saves for page in save.pages)
+        for compared in (task for task in self.compares if not task.over):
+            yield from (page for _, pages, _ in compared.compare.blocks for page in pages)

@@ -42,10 +42,11 @@ class WorkerHalf:
     """`shard`: number of the part of a block that this rank holds (its own rank by default). `writes`: of the ranks
     that hold it, this one saves it. `idle`: by cache group, bytes of a page in which this group keeps nothing; none at
     all where no group has any. `not_compared`: the same, and those of which two engines' pages may differ, for
-    canaries. `by_request`: the engine is told which requests' loads have failed, and not which pages.
-    `threaded`: threads wait for copies that run; without them that happens whenever something is taken from here.
-    `report`: makes an empty report, of a class that the engine can carry. Jobs may run on threads; everything else is
-    called by the engine's thread."""
+    canaries. `zeroed_first`: the engine zeroes the pages that a step takes before it hands over the step's plan, so
+    copies out of them hold back what comes after the step before. `by_request`: the engine is told which requests'
+    loads have failed, and not which pages. `threaded`: threads wait for copies that run; without them that happens
+    whenever something is taken from here. `report`: makes an empty report, of a class that the engine can carry. Jobs
+    may run on threads; everything else is called by the engine's thread."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class WorkerHalf:
         writes: bool = True,
         idle: Sequence[Sequence[slice]] = (),
         not_compared: Sequence[Sequence[slice]] = (),
+        zeroed_first: bool = False,
         by_request: bool = False,
         threaded: bool = True,
         report: Callable[[], StepReport] = StepReport,
@@ -67,6 +69,7 @@ class WorkerHalf:
         self._writes = writes
         self._idle = idle
         self._not_compared = not_compared
+        self._zeroed_first = zeroed_first
         self._by_request = by_request
         self._shard_bytes = shard_bytes
         self._copies = copies
@@ -127,6 +130,15 @@ class WorkerHalf:
             self._distrust_copies()
             raise
 
+    def _fence_next(self) -> None:
+        """Makes whatever the engine hands over from here on wait for copies out of pages. Where that fails, they count
+        as not copied."""
+        try:
+            self._copies.hold_back({page for step in self._steps for page in step.leaving()})
+        except BaseException:
+            self._distrust_copies()
+            raise
+
     def _distrust_copies(self) -> None:
         """Marks copies out of pages as worthless: the forward may write these pages meanwhile."""
         for step in self._steps:
@@ -171,6 +183,8 @@ class WorkerHalf:
         self._save(step.saves, after, plan.naps)
         for task in step.compares:
             self._begin(task, self._compare(task, after, plan.naps), self._out)
+        if self._zeroed_first:
+            self._fence_next()
         step.handled = None  # its frames are not kept longer than the step
 
     # while the engine sleeps its pages have no memory -----------------------------------------------------------------

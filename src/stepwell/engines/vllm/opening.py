@@ -27,7 +27,7 @@ from stepwell.engines.vllm.hooks.plan import ConnectorPlan, ConnectorReport
 from stepwell.engines.vllm.identity import facts
 from stepwell.engines.vllm.identity.adapters import lora_facts, watch_loads
 from stepwell.engines.vllm.identity.drafts import drafted_layers, drafter, recomputed_tokens
-from stepwell.engines.vllm.identity.groups import group_rules, layer_specs
+from stepwell.engines.vllm.identity.groups import group_rules, layer_specs, zeroed_first
 from stepwell.engines.vllm.identity.page_sizes import page_bytes
 from stepwell.engines.vllm.identity.weights import weight_files
 from stepwell.engines.vllm.scheduler.half import SchedulerHalf
@@ -61,6 +61,7 @@ class Opening:
         self._dialler = dialler
         self._threaded = threaded
         self._rules = group_rules(kv_cache_config)
+        self._zeroed_first = zeroed_first(config, kv_cache_config)
         self.client: scheduler.SchedulerClient | worker.WorkerClient | None = None
         self._weights: WeightsIdentity | None = None
         self._adapters: Adapters | None = None
@@ -126,7 +127,16 @@ class Opening:
         )
         adapters = self._open_adapters()
         canaries = self._canaries(shape, client)
-        return SchedulerHalf(shape, client, trouble, tally, canaries, adapters=adapters, new_plan=ConnectorPlan)
+        return SchedulerHalf(
+            shape,
+            client,
+            trouble,
+            tally,
+            canaries,
+            adapters=adapters,
+            new_plan=ConnectorPlan,
+            zeroed_first=self._zeroed_first,
+        )
 
     def _open_adapters(self) -> Adapters | None:
         """None if the engine has no adapters, or if this vLLM does not tell enough of them: requests with one then
@@ -196,6 +206,7 @@ class Opening:
                 writes=place == 0,
                 idle=self._idle(kv_caches, set()),
                 not_compared=self._idle(kv_caches, drafted_layers(self._config, kv_caches)),
+                zeroed_first=self._zeroed_first,
                 by_request=shape.by_request,
                 threaded=lanes,
                 report=ConnectorReport,

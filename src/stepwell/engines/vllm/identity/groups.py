@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.block.groups import GroupKind, GroupRule
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 KINDS = {
@@ -19,6 +20,14 @@ KINDS = {
 """What is served, by exact type: a subclass exists because something about its pages is different."""
 
 _SPANS = {GroupKind.WINDOW: "sliding_window", GroupKind.CHUNK: "attention_chunk_size"}
+
+
+def zeroed_first(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> bool:
+    """The engine zeroes the pages that a step takes before it tells its connector of the step, as vLLM's second model
+    runner does for states and for KV of several precisions. The first one, on CPUs too, zeroes them afterwards; which
+    one runs is not asked."""
+    zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", False)
+    return bool(zeroes) and vllm_config.device_config.device_type == "cuda"
 
 
 def layer_specs(group: Any) -> list[tuple[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepwell.block.groups import GroupKind
 from stepwell.engines.vllm.identity.drafts import unsupported_drafts
@@ -28,19 +28,17 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Step
     A vLLM without these interfaces raises ImportError or AttributeError.
     """
     return (
-        _unsupported_setup(vllm_config, kv_cache_config)
-        or unrepeatable(vllm_config)
-        or _unsupported_pages(vllm_config, kv_cache_config)
+        _unsupported_setup(vllm_config) or unrepeatable(vllm_config) or _unsupported_pages(vllm_config, kv_cache_config)
     )
 
 
-def _unsupported_setup(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> StepwellError | None:
+def _unsupported_setup(vllm_config: VllmConfig) -> StepwellError | None:
     """The first refusal by device, processes or features around the model, or None."""
     parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     device = vllm_config.device_config.device_type
     if device not in ("cpu", "cuda"):
         return refusal("SW-703", f"device {device!r}", "its pages are not copied yet", "run vLLM on CUDA or on CPU")
-    if device == "cuda" and (unusable := _unusable_gpu(kv_cache_config)) is not None:
+    if device == "cuda" and (unusable := _unusable_gpu()) is not None:
         return unusable
     if transfer is None or transfer.kv_role != "kv_both":
         role = None if transfer is None else transfer.kv_role
@@ -168,7 +166,7 @@ def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:
     return None
 
 
-def _unusable_gpu(kv_cache_config: Any) -> StepwellError | None:
+def _unusable_gpu() -> StepwellError | None:
     """The first thing that keeps pages on this GPU from being copied correctly, or None. Asks torch how it was built,
     not the GPU: the scheduler's process has none."""
     import torch
@@ -188,11 +186,4 @@ def _unusable_gpu(kv_cache_config: Any) -> StepwellError | None:
                 why="the allocator then maps the engine's pages piece by piece, and they cannot be relied on to stay",
                 fix=f"remove expandable_segments from {name} for this engine",
             )
-    if getattr(kv_cache_config, "needs_kv_cache_zeroing", False):
-        return Unsupported(
-            "SW-712",
-            what="KV of several precisions, or of Mamba layers, is not supported on CUDA",
-            why="the engine zeroes pages that it takes before it tells which: copies out of them cannot be awaited",
-            fix="use one KV dtype for all layers, or run without stepwell",
-        )
     return None

@@ -41,6 +41,8 @@ class SchedulerHalf:
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
         new_plan: Callable[[int], StepPlan] = StepPlan,
+        *,
+        zeroed_first: bool = False,
     ) -> None:
         self._shape = shape
         self._client = client
@@ -50,7 +52,7 @@ class SchedulerHalf:
         self._plan: Handover[StepPlan] = Handover(lambda: new_plan(next(numbers)))  # of the next step
         self.live = LiveRequests(shape, client, trouble, self._canaries, adapters, clock)
         self._recalls = EngineRecalls(self.live, self._plan, shape, client, self._tally, self._canaries)
-        self._spills = EngineSpills(self.live, self._plan, shape, client, self._canaries)
+        self._spills = EngineSpills(self.live, self._plan, shape, client, self._canaries, zeroed_first=zeroed_first)
         self._begun = 0  # the step that was planned last
         self._steps = Steps(shape.world)
         self._times = StepTimes()

@@ -25,7 +25,8 @@ LINGER_S = 0.1
 
 
 class EngineSpills:
-    """`plan` is that of the next step, which gets the saves; `room` bounds their bytes."""
+    """`plan` is that of the next step, which gets the saves; `room` bounds their bytes. `zeroed_first`: the engine
+    zeroes the pages that a step takes before it says so."""
 
     def __init__(
         self,
@@ -34,12 +35,15 @@ class EngineSpills:
         shape: Shape,
         client: SchedulerClient,
         canaries: Canaries,
+        *,
+        zeroed_first: bool = False,
     ) -> None:
         self._live = live
         self._plan = plan
         self._shape = shape
         self._client = client
         self._canaries = canaries
+        self._zeroed_first = zeroed_first
         self.room = SaveRoom(shape.shard_bytes * len(shape.parts) / shape.block_tokens)
 
     def reserve(self, request_id: str, tracked: Tracked, chain: Chain, computed: int, after: int) -> None:
@@ -99,9 +103,10 @@ class EngineSpills:
         return held and 0 not in tracked.pages(place, self._shape)
 
     def hurry_out(self, tracked: Tracked) -> None:
-        """Plans saves before the next forward from pages that are the engine's again. Blocks that cannot be saved are
-        given up, and offered anew when they have been computed again."""
-        self._save(tracked, self._plan.now.urgent)
+        """Plans saves before the next forward from pages that are the engine's again, if they hold anything then.
+        Blocks that cannot be saved are given up, and offered anew when they have been computed again."""
+        if not self._zeroed_first:
+            self._save(tracked, self._plan.now.urgent)
         self._live.give_up(tracked)
 
     def taken(self, fresh: Collection[int]) -> None:
