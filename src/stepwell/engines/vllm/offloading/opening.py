@@ -27,6 +27,7 @@ from stepwell.client.patience import Patience
 from stepwell.engines.common import log_messages
 from stepwell.engines.common.weights import WeightsIdentity
 from stepwell.engines.vllm import settings
+from stepwell.engines.vllm.identity.drafts import unsupported_drafts
 from stepwell.engines.vllm.identity.facts import layout_facts, model_facts, told
 from stepwell.engines.vllm.identity.unsupported import unrepeatable
 from stepwell.engines.vllm.identity.values import canonical, no_option, refusal
@@ -117,10 +118,7 @@ def unsupported(config: VllmConfig) -> StepwellError | None:
     if config.lora_config is not None:
         why = "vLLM's hashes name an adapter and say nothing of its weights"
         return no_option("LoRA below vLLM's offloading", why, "use StepwellConnector, or no adapters")
-    if config.speculative_config is not None:
-        why = "chunks hold KV of the draft model, whose weights are not identified yet"
-        return refusal("SW-708", "speculative decoding", why, "switch it off")
-    return unrepeatable(config)
+    return unsupported_drafts(config) or unrepeatable(config)
 
 
 def unseeded(config: VllmConfig) -> IdentityMismatch | None:
