@@ -121,7 +121,7 @@ BY_ENGINE = (
         "no_window",
         "The prefix is there, and what layers with a window or a state need is at no place in it: two prompts part "
         "there for the first time, or it was evicted.",
-        "Nothing: it is stored now. If it goes on, a larger arena or disk.",
+        "Nothing: a window is stored now. If it goes on, a larger arena or disk (`stepwell explain` says what lacks).",
     ),
     Reason("short_prompt", "The prompt is shorter than one block.", "Nothing; or a smaller `block_tokens`."),
     Reason(

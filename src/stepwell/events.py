@@ -49,12 +49,13 @@ class SlabRemoved:
 @dataclass(frozen=True, slots=True)
 class RunAnswered:
     """A request has its final answer: blocks of its leading run, how many of them were promoted from a tier for it,
-    blocks beyond it, and why it ended there."""
+    blocks beyond it, and why it ended there. `tail`: they are of its window or state, not of its prefix."""
 
     hits: int
     staged: int
     missed: int
     reason: str
+    tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,8 @@ class Expected:
 class RecallDecided:
     """How much of a request's run is worth recalling. `blocks` of the run and `queued` bytes by tier; `doubt`: share by
     which the expectations may be off; `busy_s`: what the engine computes for others first. Expected of what was
-    `chosen`, of the `whole` run and of none of it (`none_s`): None where nothing was known."""
+    `chosen`, of the `whole` run and of none of it (`none_s`): None where nothing was known. `prefix`: the run is of a
+    window or a state, and this is the decision on the prefix that it goes with, 0 where that is not known."""
 
     number: int
     at_s: float
@@ -213,13 +215,26 @@ class RecallDecided:
     chosen: Expected | None = None
     whole: Expected | None = None
     none_s: float | None = None
+    prefix: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceMissed:
+    """A request did not go on where its prefix ends, since a window or a state is not there: blocks of the prefix, the
+    last places of it that were looked at, and how many of these were asked for. `missing`: cache groups, each with the
+    number of places at which something of it was not there."""
+
+    blocks: int
+    places: int
+    tried: int
+    missing: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecallEnded:
     """How a decision went: blocks that the engine took, seconds that its request waited and that reading took, and why
     it was given up, if it was. `regret_s`: how much longer the request took than with the best choice, `best_s`, of who
-    had known what is known now; None where that cannot be said."""
+    had known what is known now; None where that cannot be said. `no_place`: why it did not take more."""
 
     number: int
     recalled: int
@@ -228,6 +243,7 @@ class RecallEnded:
     gave_up: str
     regret_s: float | None = None
     best_s: float | None = None
+    no_place: PlaceMissed | None = None
 
 
 @dataclass(frozen=True, slots=True)

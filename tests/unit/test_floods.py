@@ -44,6 +44,7 @@ TOO_LONG: dict[str, tuple[str, Any]] = {
     "asked": ("scheduler", m.Ask(1, 0, 0, bytes(32 * m.MAX_DIGESTS + 32))),
     "looked for": ("scheduler", m.Look(1, 0, bytes(32 * m.MAX_DIGESTS + 32))),
     "forgotten": ("scheduler", m.Forget(0, bytes(32 * m.MAX_DIGESTS + 32))),
+    "missing": ("scheduler", m.Release(1, no_place=m.NoPlace(1, 1, 1, [(0, 1)] * (m.MAX_GROUPS + 1)))),
     "reported": ("scheduler", m.Report({f"n{n}": 1 for n in range(m.MAX_COUNTS + 1)})),
 }
 
@@ -67,7 +68,7 @@ def test_a_list_that_no_engine_sends_ends_its_session_and_counts(rig: Rig, case:
     assert rig.hierarchy.stats()["messages_refused"] == 1
 
 
-@pytest.mark.parametrize("case", ["filled", "dropped", "recalled", "abandoned", "reported"])
+@pytest.mark.parametrize("case", ["filled", "dropped", "recalled", "abandoned", "missing", "reported"])
 def test_a_list_that_no_engine_sends_is_not_even_decoded(case: str) -> None:
     with pytest.raises(ProtocolError, match="of length <= "):
         list(wire.Reader(wire.from_engine).feed(wire.frame(TOO_LONG[case][1])))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.block.groups import GroupKind, GroupRule, Part, longest, needed, parts_of
+from stepwell.block.groups import GroupKind, GroupRule, Part, longest, most_needed, needed, parts_of
 
 
 def attends(rule: GroupRule, token: int, other: int) -> bool:
@@ -100,3 +100,11 @@ def test_parts_of_a_block_have_digests_of_their_own() -> None:
     parts = [Part(group, number, 16, 1) for group in range(3) for number in range(3)]
     digests = {part.digest(block) for part in parts for block in (bytes(32), bytes([1] * 32))}
     assert len(digests) == 18
+
+
+@given(RULES, BLOCKS)
+def test_the_most_that_is_needed_of_a_tail(rule: GroupRule, block_tokens: int) -> None:
+    if rule.kind is not GroupKind.FULL:
+        parts = parts_of([rule], block_tokens)
+        each = [len(needed([rule], parts, block_tokens, blocks)) for blocks in range(1, 20)]
+        assert most_needed(rule, parts, block_tokens) == max(each)

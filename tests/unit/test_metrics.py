@@ -137,6 +137,7 @@ def every_stat(folder: Path) -> WellStats:
         e.SlabRemoved(1),
         e.RunAnswered(3, 1, 2, "never_seen"),
         e.RunAnswered(0, 0, 5, "evicted"),
+        e.RunAnswered(2, 0, 1, "evicted", tail=True),
         e.BlocksRecalled(3, 30),
         e.BlocksSpilled(1, 10),
         e.SpillRefused("no_room"),

@@ -224,6 +224,16 @@ def test_what_an_engine_did_not_need_is_nobodys_regret() -> None:
     assert outcome(rig).gave_up == ""
 
 
+def test_groups_that_were_not_named_are_left_out_of_what_is_missing() -> None:
+    rig, engine, digests = judged(BLOCK_S / 4)
+    ticket = engine.ask(digests)
+    rig.settle()
+    engine.scheduler.say(m.Release(ticket, 0.5, no_place=m.NoPlace(16, 3, 1, [(9, 3), (-1, 2)])))
+    ended = outcome(rig)
+    assert ended.no_place == e.PlaceMissed(16, 3, 1, ())
+    assert (ended.gave_up, ended.regret_s) == ("no_place", None), "it was not for the well to decide"
+
+
 @pytest.mark.parametrize("waited", [math.nan, -1.0, math.inf])
 def test_a_wait_that_cannot_be_is_none(waited: float) -> None:
     rig, engine, digests = judged(BLOCK_S / 4)
@@ -288,6 +298,38 @@ def test_an_engine_of_the_protocol_before_is_weighed_too() -> None:
     release = msgspec.msgpack.decode(msgspec.msgpack.encode(["Release", 5]), type=m.Release)
     engine.scheduler.say(release)
     rig.settle()
+
+
+def test_an_older_well_understands_what_is_new_of_groups() -> None:
+    """It knows fewer fields of a message, and leaves the others out."""
+
+    class Ask(msgspec.Struct, array_like=True, tag=True):
+        ticket: int
+        epoch: int
+        order: int
+        digests: bytes
+        tokens: int = 0
+        recall: str = ""
+
+    class Release(msgspec.Struct, array_like=True, tag=True):
+        ticket: int
+        waited_s: float = 0.0
+        waits: bool = False
+
+    class Row(msgspec.Struct, array_like=True):
+        tag: bytes
+        tenant: str
+        engines: list[str]
+        blocks: int
+        nbytes: int
+
+    group = m.CacheGroup("sliding_window", 1, 1, 1, "float32", 16, 16, 512, 64)
+    for message, known in (
+        (m.Ask(5, 0, 1, bytes(32), 9, "always", 4), Ask(5, 0, 1, bytes(32), 9, "always")),
+        (m.Release(5, 0.5, no_place=m.NoPlace(3, 2, 1, [(1, 2)])), Release(5, 0.5)),
+        (m.NamespaceRow(b"t", "", [], 1, 2, groups=[group]), Row(b"t", "", [], 1, 2)),
+    ):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(known)) == known
 
 
 def test_the_last_decisions_are_kept_and_no_more() -> None:

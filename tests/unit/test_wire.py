@@ -27,6 +27,9 @@ _ROWS = st.builds(
     *[_FLOAT | st.none()] * 5,
 )
 
+_NO_PLACE = st.none() | st.builds(
+    m.NoPlace, blocks=_U32, places=_U32, tried=_U32, missing=st.lists(st.tuples(_U32, _U32), max_size=3)
+)
 _PAUSES = st.builds(m.PauseRow, kind=st.text(max_size=8), since=_FLOAT, uid=_U32, reason=st.text(max_size=8))
 ENGINE = st.one_of(
     st.builds(
@@ -44,10 +47,19 @@ ENGINE = st.one_of(
         facts=st.binary(max_size=40),
         flags=st.lists(st.text(max_size=9), max_size=3),
     ),
-    st.builds(m.Ask, ticket=_U64, epoch=_U64, order=_U32, digests=_DIGESTS, tokens=_U32, recall=st.text(max_size=8)),
+    st.builds(
+        m.Ask,
+        ticket=_U64,
+        epoch=_U64,
+        order=_U32,
+        digests=_DIGESTS,
+        tokens=_U32,
+        recall=st.text(max_size=8),
+        prefix=_U64,
+    ),
     st.builds(m.Look, ticket=_U64, epoch=_U64, digests=_DIGESTS),
-    st.builds(m.Recall, ticket=_U64, transfer=_U64, first=_U32, count=_U32),
-    st.builds(m.Release, ticket=_U64, waited_s=_FLOAT),
+    st.builds(m.Recall, ticket=_U64, transfer=_U64, first=_U32, count=_U32, no_place=_NO_PLACE),
+    st.builds(m.Release, ticket=_U64, waited_s=_FLOAT, no_place=_NO_PLACE),
     st.builds(m.Reserve, spill=_U64, epoch=_U64, parent=_DIGESTS, digests=_DIGESTS),
     st.builds(m.Abandon, leases=_LIST),
     st.builds(m.Forget, epoch=_U64, digests=_DIGESTS),

@@ -45,8 +45,10 @@ class AskingClient(SchedulerClient):
 
     last: PrefixQuestion | None = None
 
-    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> PrefixQuestion | None:
-        self.last = super().ask(digests, epoch, order, tokens, recall)
+    def ask(
+        self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "", prefix: int = 0
+    ) -> PrefixQuestion | None:
+        self.last = super().ask(digests, epoch, order, tokens, recall, prefix)
         return self.last
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,7 +79,9 @@ def namespaces(home: Home = None, socket: Socket = None, as_json: Json = False) 
     A namespace is one model as one tenant's engines run it; a tag stands for it in `stepwell cache clear`.
 
     JSON: {"namespaces": [{"tag", "tenant", "engines": [label], "blocks", "bytes", "quarantined",
-    "nearest", "differs": [[name, here, there]]}]}; what differs from the nearest namespace that holds more blocks.
+    "nearest", "differs": [[name, here, there]], "groups": [{"kind", "layers", "span", "token_bytes",
+    "resume_bytes"}]}]}; what differs from the nearest namespace that holds more blocks, and what live engines keep: of
+    each token, or of a window or a state where a request goes on.
     """
     from stepwell.client import control
 
@@ -94,14 +97,26 @@ def namespaces(home: Home = None, socket: Socket = None, as_json: Json = False) 
             "quarantined": r.quarantined,
             "nearest": r.nearest.hex(),
             "differs": r.differs,
+            "groups": [
+                {
+                    "kind": g.kind,
+                    "layers": g.layers,
+                    "span": g.span,
+                    "token_bytes": r.shards * g.token_bytes,
+                    "resume_bytes": r.shards * g.resume_bytes,
+                }
+                for g in r.groups
+            ],
         }
         for r in rows
     ]
-    lines = [
-        f"{r.tag.hex()}  {format_size(r.nbytes):>9}  {r.blocks} blocks  {', '.join(r.engines) or 'no engine'}"
-        f"{', in quarantine' if r.quarantined else ''}"
-        for r in rows
-    ]
+    lines: list[str] = []
+    for r in rows:
+        lines.append(
+            f"{r.tag.hex()}  {format_size(r.nbytes):>9}  {r.blocks} blocks  {', '.join(r.engines) or 'no engine'}"
+            f"{', in quarantine' if r.quarantined else ''}"
+        )
+        lines += _kept(r) if len(r.groups) > 1 else []
     lines += identities(rows)
     emit({"namespaces": shape}, as_json=as_json, text="\n".join(lines) or "host memory holds nothing")
 
@@ -148,6 +163,15 @@ def identities(rows: list[NamespaceRow]) -> list[str]:
         + "; ".join(f"{name}: {here} here, {there} there" for name, here, there in d["differs"])
         for d in differing(rows)
     ]
+
+
+def _kept(row: NamespaceRow) -> Iterator[str]:
+    """What is kept of layers that keep it alike, a line for each kind."""
+    for name in dict.fromkeys(group.name for group in row.groups):
+        alike = [group for group in row.groups if group.name == name]
+        nbytes = row.shards * sum(group.resume_bytes or group.token_bytes for group in alike)
+        each = "where a request goes on" if alike[0].resume_bytes else "a token"
+        yield f"    {name}: {sum(group.layers for group in alike)} layers, {format_size(nbytes)} {each}"
 
 
 def _tag(text: str | None) -> bytes:

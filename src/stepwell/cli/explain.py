@@ -10,7 +10,7 @@ import typer
 from stepwell.cli.cache import differing, identities
 from stepwell.cli.options import Home, Json, Socket, home_of, socket_of
 from stepwell.cli.output import emit
-from stepwell.protocol.messages import DecisionRow
+from stepwell.protocol.messages import DecisionRow, PlaceRow
 from stepwell.units import format_size
 
 _WHY = {
@@ -24,6 +24,7 @@ _UNTOLD = "what computing costs is not known (below vLLM's offloading it never i
 _GAVE_UP = {
     "late": "given up on the way: the rest would have taken longer than computing it",
     "limit": "given up: it had taken as long as it was worth, or nothing came any more",
+    "no_place": "the request could not go on behind more of it",
 }
 
 
@@ -42,9 +43,11 @@ def explain(
 
     JSON: {"decisions": [{"number", "at_s", "tokens", "block_tokens", "blocks": {tier: n}, "queued": {tier: bytes},
     "recall", "why", "limit_s", "doubt", "busy_s", "recall_s", "rest_s", "whole_s", "whole_rest_s", "none_s", "ended",
-    "recalled", "waited_s", "read_s", "gave_up", "regret_s"}], "paused": [kind], "differing": [{"engines": [label],
-    "nearest", "blocks", "differs": [[name, here, there]]}]}; seconds, null where nothing was known. `differing`: what
-    keeps engines from the blocks of the nearest namespace.
+    "recalled", "waited_s", "read_s", "gave_up", "regret_s", "prefix", "no_place": {"blocks", "places", "tried",
+    "missing": [[group, places]]}}], "paused": [kind], "differing": [{"engines": [label], "nearest", "blocks",
+    "differs": [[name, here, there]]}]}; seconds, null where nothing was known. `prefix`: of a window or a state, the
+    decision on the prefix of the same request. `no_place`: why a request did not go on where its prefix ends.
+    `differing`: what keeps engines from the blocks of the nearest namespace.
     """
     from stepwell.client import control
 
@@ -56,7 +59,7 @@ def explain(
     if any(row.kind == "recalls" for row in paused):
         parts.insert(0, "recalls are paused, so nothing is decided: every request is answered `paused` and computed")
     parts += identities(known)
-    made = list(map(msgspec.structs.asdict, rows))
+    made = msgspec.to_builtins([msgspec.structs.asdict(row) for row in rows])
     emit(
         {"decisions": made, "paused": [row.kind for row in paused], "differing": differing(known)},
         as_json=as_json,
@@ -67,6 +70,9 @@ def explain(
 def told(row: DecisionRow) -> str:
     """One decision as lines for people."""
     held = ", ".join(f"{blocks} in {tier}" for tier, blocks in row.blocks.items())
+    if row.prefix is not None:
+        whose = f"the prefix of #{row.prefix}" if row.prefix else "a prefix"
+        return f"#{row.number}: the window or state that goes with {whose} (blocks: {held})\n  {_outcome(row)}"
     run = sum(row.blocks.values()) * row.block_tokens
     lines = [f"#{row.number}, {row.at_s:.0f} s after the start: a prompt of {row.tokens} tokens, "
              f"of which {min(run, row.tokens)} could be recalled (blocks: {held})"]  # fmt: skip
@@ -95,7 +101,19 @@ def _outcome(row: DecisionRow) -> str:
     read = f", read in {_s(row.read_s)}" if row.read_s else ""
     regret = f"; {_s(row.regret_s)} longer than the best choice in hindsight" if row.regret_s is not None else ""
     gave_up = f"; {_GAVE_UP.get(row.gave_up, row.gave_up)}" if row.gave_up else ""
-    return f"outcome: {came}{read}; its request waited {_s(row.waited_s)}{gave_up}{regret}"
+    outcome = f"outcome: {came}{read}; its request waited {_s(row.waited_s)}{gave_up}{regret}"
+    return f"{outcome}\n  {_no_place(row.no_place)}" if row.no_place is not None else outcome
+
+
+def _no_place(row: PlaceRow) -> str:
+    """Why the request does not go on where its prefix ends, and what helps the next one."""
+    missing = " and ".join(f"{group} at {places}" for group, places in row.missing)
+    looked = f"of the last {row.places} places to go on" if row.places > 1 else "of the one place to go on"
+    why = f"something is missing of {missing} {looked}" if missing else f"parts have gone meanwhile {looked}"
+    return (f"the prefix is there for {row.blocks} blocks, but a window or a state is not: {why}, of which "
+            f"{row.tried} were asked for. A window is stored where a prompt ends, behind each block of an answer and "
+            f"where prompts have parted, as now behind block {row.blocks}; a state, of these places, where a step of "
+            "the engine ends")  # fmt: skip
 
 
 def _doubt(row: DecisionRow) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from stepwell.protocol.messages import NoPlace
+
 FOR_ROOM = ("pins", "no_room")
 IN_LINE = ("staging", *FOR_ROOM)
 """Reasons to wait that other requests have a part in: they are served by turns."""
@@ -46,6 +48,7 @@ class PrefixQuestion:
     settled: float = 0.0  # when waiting ended
     limit_s: float = 0.0  # what the well says that its recall is worth waiting for
     allow_s: float = 0.0  # and what it allows in addition for the next block, which comes from a tier
+    no_place: NoPlace | None = None  # why its request does not go on where this prefix ends
 
     @property
     def in_line(self) -> bool:

@@ -1,8 +1,7 @@
 """The scheduler's member: asks for prefixes, reserves slots, and keeps the answers where a hook can read them.
 
 Hooks of the engine call in from its scheduler thread and never wait for the well: they post, and read a local map that
-the link's thread fills. The only wait is in `settle`, at most a millisecond, so that an answer on its way saves
-a step.
+the link's thread fills. The only wait is in `settle`: at most a millisecond, since an answer on its way saves a step.
 """
 
 from __future__ import annotations
@@ -77,16 +76,18 @@ class SchedulerClient:
 
     # what the engine's hooks call -------------------------------------------------------------------------------------
 
-    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> PrefixQuestion | None:
+    def ask(
+        self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "", prefix: int = 0
+    ) -> PrefixQuestion | None:
         """Posts the question; None while there is no session, or when too many wait. The answer grows in the returned
-        object. `tokens`: of the prompt; `recall`: the request's own mode, if it has one."""
+        object. `tokens`: of the prompt; `recall`: the request's own mode, if it has one; `prefix`: see `Ask`."""
         session = self.session
         if not session or not digests or len(self._asks) + len(self._looks) >= MAX_ASKS:
             return None
         ask = PrefixQuestion(next(self._numbers), session, self._clock())
         with self._lock:
             self._asks[ask.ticket] = ask
-        if not self._post(session, m.Ask(ask.ticket, epoch, order, digests, tokens, recall)):
+        if not self._post(session, m.Ask(ask.ticket, epoch, order, digests, tokens, recall, prefix)):
             with self._lock:
                 self._asks.pop(ask.ticket, None)
             return None
@@ -117,9 +118,8 @@ class SchedulerClient:
         Blocks come up by turns, and pins are given by them; one that is overtaken has lost nothing. So a request in
         that line is stalled when it gets nothing and the well does not say that the line moves for it, and its total
         limit begins anew when one in the line has got all that it asked for; the first that does not lets the others go
-        as well. What others find in host memory says nothing of its blocks and renews nothing. Nothing at all renews
-        the cap: the total limit once for itself and once for each that is in the line with it at a time, a minute at
-        most."""
+        as well. What others find in host memory says nothing of its blocks and renews nothing. Nothing renews the cap:
+        the total limit once for itself and once for each that is in the line with it at a time, a minute at most."""
         over = self._is_over(ask, wait_s)
         if over and not ask.settled:
             ask.settled = self._clock()
@@ -181,7 +181,8 @@ class SchedulerClient:
         the ask. `compare`: they are only looked at."""
         transfer = next(self._numbers)
         refs = np.concatenate(ask.refs)[first : first + blocks]  # offered, so there are some, even of a lost session
-        self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, compare, ask.waited_s))
+        given = (ask.ticket, transfer, first, blocks, compare, ask.waited_s)
+        self._post(ask.session, m.Recall(*given, no_place=ask.no_place))
         with suppress(Exception), self._lock:  # who waits behind it may lose a renewal; its leases must not be lost
             self._asks.pop(ask.ticket, None)
             self._room_given()
@@ -212,7 +213,7 @@ class SchedulerClient:
             if known is not None and known.blocks:
                 self._room_given()
         if known is not None:
-            self._post(ask.session, m.Release(ask.ticket, ask.waited_s))
+            self._post(ask.session, m.Release(ask.ticket, ask.waited_s, no_place=ask.no_place))
 
     def finish(self, ask: PrefixQuestion) -> None:
         """The request needs no recall, but the well is to know that its blocks were used, and we which it has: released
@@ -275,8 +276,7 @@ class SchedulerClient:
         if self._counts and self._post(self.session, m.Report(dict(self._counts))):
             self._reported = now
             self._counts.clear()
-        timed = self._steps or self._copies
-        if timed and self._post(self.session, m.Timings(list(self._steps), list(self._copies))):
+        if (self._steps or self._copies) and self._post(self.session, m.Timings(list(self._steps), list(self._copies))):
             self._reported = now
             self._steps.clear()
             self._copies.clear()

@@ -45,6 +45,10 @@ class Counters:
 
     def __call__(self, event: e.Event) -> None:
         match event:
+            case e.RunAnswered(hits, _, missed, _, tail=True):
+                self.total["tail_requests"] += 1
+                self.total["tail_hits"] += hits
+                self.total["tail_misses"] += missed
             case e.RunAnswered(hits, staged, missed, reason):
                 self.total["requests"] += 1
                 self.total["hits"] += hits
@@ -97,9 +101,11 @@ class Counters:
                 self.total["canaries_clean" if excess <= 1 else "canaries_mismatched"] += 1
             case e.NamespaceQuarantined() | e.QuarantineLifted() | e.PauseChanged():
                 pass  # `stats` asks the parts how many there are
-            case e.RecallDecided():
+            case e.RecallDecided(prefix=None):
                 self.total[f"decided_{event.why}"] += 1
-            case e.RecallEnded(_, _, waited_s, read_s, gave_up, regret_s, best_s):
+            case e.RecallDecided():
+                pass  # of a window or a state: the decision on the prefix that it goes with is counted
+            case e.RecallEnded(_, _, waited_s, read_s, gave_up, regret_s, best_s, _):
                 if gave_up:
                     self.total[f"gave_up_{gave_up}"] += 1
                 if gave_up == "limit":

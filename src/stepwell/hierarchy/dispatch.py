@@ -98,11 +98,11 @@ class Dispatch:
                 if number in session.transfers or len(session.transfers) >= MAX_REQUESTS or first < 0 or blocks < 0:
                     raise _not_now(message)
                 self._recalls.recall(session, message)
-            case m.Release(ticket=number, waited_s=waited_s, waits=waits):
+            case m.Release(ticket=number, waited_s=waited_s, waits=waits, no_place=no_place):
                 if waits:
                     self._recalls.give_way(session, number)
                 else:
-                    self._recalls.release(session, number, waited_s)
+                    self._recalls.release(session, number, waited_s, no_place)
             case m.Reserve(digests=digests):
                 if len(digests) % 32 or len(digests) > 32 * MAX_RESERVE:
                     raise _not_now(message)

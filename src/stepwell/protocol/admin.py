@@ -6,6 +6,7 @@ import msgspec
 
 from stepwell.block.tier import Figures
 from stepwell.protocol.base import Message
+from stepwell.protocol.hello import CacheGroup
 
 
 class Ping(Message, frozen=True):
@@ -75,7 +76,8 @@ class Stats(Message, frozen=True):
 class NamespaceRow(msgspec.Struct, frozen=True, array_like=True):
     """`tag`: 16 bytes that stand for the namespace. `engines`: labels of live sessions. `quarantined`: nothing of it is
     recalled or spilled. `nearest`: tag of the tenant's namespace that this one with live engines differs least from, if
-    that holds more blocks. `differs`: what differs, each as name, value here and value there."""
+    that holds more blocks. `differs`: what differs, each as name, value here and value there. `groups`: of the model
+    of its live engines, as they have said; a block has `shards` of what these say."""
 
     tag: bytes
     tenant: str
@@ -85,6 +87,8 @@ class NamespaceRow(msgspec.Struct, frozen=True, array_like=True):
     quarantined: bool = False
     nearest: bytes = b""
     differs: list[tuple[str, str, str]] = []
+    groups: list[CacheGroup] = []
+    shards: int = 1
 
 
 class Namespaces(Message, frozen=True):
@@ -100,6 +104,16 @@ class Cleared(Message, frozen=True):
     partial: list[str] = []
 
 
+class PlaceRow(msgspec.Struct, frozen=True, array_like=True):
+    """The prefix reaches over `blocks`, of which the last `places` were looked at and `tried` of them asked for.
+    `missing`: cache groups, each with the number of places at which something of it was not there."""
+
+    blocks: int
+    places: int
+    tried: int
+    missing: list[tuple[str, int]]
+
+
 class DecisionRow(msgspec.Struct, frozen=True, array_like=True):
     """One decision: `at_s` after the well's start, on a prompt of `tokens`. `blocks` of its run by tier, `queued` bytes
     that the tiers were asked for before. The first `recall` blocks were wanted, because of `why`. Seconds that were
@@ -107,7 +121,9 @@ class DecisionRow(msgspec.Struct, frozen=True, array_like=True):
     same for all blocks (`whole_s`, `whole_rest_s`), and to compute everything (`none_s`). `doubt`: share by which they
     may be off; `busy_s`: what the engine computes for others before it comes to this. Then how it went, if it has
     ended: blocks `recalled`, seconds that the request `waited_s` and that reading took (`read_s`), why it `gave_up`,
-    and the `regret_s` beside the best that could have been done."""
+    and the `regret_s` beside the best that could have been done. `prefix`: of a window or a state, the decision on the
+    prefix of the same request, 0 where it is not known; None: it is about a prefix. `no_place`: why the request does
+    not go on where its prefix ends, where that is so."""
 
     number: int
     at_s: float
@@ -131,6 +147,8 @@ class DecisionRow(msgspec.Struct, frozen=True, array_like=True):
     read_s: float = 0.0
     gave_up: str = ""
     regret_s: float | None = None
+    prefix: int | None = None
+    no_place: PlaceRow | None = None
 
 
 class Decisions(Message, frozen=True):

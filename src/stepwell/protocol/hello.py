@@ -17,7 +17,9 @@ class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
     """KV of layers that keep it alike. `kind`: how ("full", "sliding_window", "mla", "recurrent", or the engine's own
     word). `heads`, `head_size`: of each layer on one rank; 0 where a layer has none, or the layers differ. `dtype`: as
     it is stored. `block_tokens`: tokens of a block that have their KV in it. `shard_bytes`: bytes of the shard that are
-    this group's; where shards are of one group each, of all that a block has of it."""
+    this group's; where shards are of one group each, of all that a block has of it. `span`: tokens of a window or of a
+    chunk. `resume_bytes`: of the shards that a request needs of it at most which goes on behind a block, where these
+    are not those of every block before it."""
 
     kind: Word
     layers: int
@@ -26,6 +28,18 @@ class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
     dtype: Word
     block_tokens: int
     shard_bytes: int
+    span: int = 0
+    resume_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.kind} of {self.span}" if self.span else self.kind
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in a shard, where every token is needed."""
+        return self.shard_bytes // max(1, self.block_tokens)
 
 
 class Hello(Message, frozen=True):

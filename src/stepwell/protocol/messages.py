@@ -85,6 +85,8 @@ def overlong(message: FromEngine) -> bool:
             return len(numbers) > MAX_LISTED
         case Ask(digests=digests) | Look(digests=digests) | Forget(digests=digests):
             return len(digests) > 32 * MAX_DIGESTS
+        case Recall(no_place=NoPlace(missing=missing)) | Release(no_place=NoPlace(missing=missing)):
+            return len(missing) > MAX_GROUPS
         case Report(counts=counts):
             return len(counts) > MAX_COUNTS
         case Timings(steps=steps, copies=copies):

@@ -7,7 +7,18 @@ from typing import Annotated
 import msgspec
 
 from stepwell.protocol.base import Message, Numbers
-from stepwell.protocol.limits import MAX_COUNTS, MAX_TIMINGS
+from stepwell.protocol.limits import MAX_COUNTS, MAX_GROUPS, MAX_TIMINGS
+
+
+class NoPlace(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request does not go on where its prefix ends: it needs a window or a state there, too. The prefix reaches
+    over `blocks`; of these the last `places` were looked at, and `tried` of them asked for. `missing`: of each cache
+    group, by its number in `Hello.groups`, at how many places something of it was not there."""
+
+    blocks: int
+    places: int
+    tried: int
+    missing: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=MAX_GROUPS)]
 
 
 class Ask(Message, frozen=True):
@@ -16,7 +27,8 @@ class Ask(Message, frozen=True):
     `ticket` is a number the client never uses twice in a session. `order` is the request's place in the engine's queue:
     those below 0 were preempted and go first, and a larger one may be asked to give way to a smaller one. `tokens`: of
     the whole prompt, 0 where that is not said. `recall`: "auto", "always" or "never", where the request has a wish of
-    its own. Answered by one or more `Found`.
+    its own. `prefix`: the ticket of the request's prefix, where these blocks are parts of its tail (a window, a state);
+    0: they are none. Answered by one or more `Found`.
     """
 
     ticket: int
@@ -25,6 +37,7 @@ class Ask(Message, frozen=True):
     digests: bytes
     tokens: int = 0
     recall: str = ""
+    prefix: int = 0
 
 
 class Look(Message, frozen=True):
@@ -40,7 +53,8 @@ class Recall(Message, frozen=True):
     """Turn the pins of blocks [first, first + count) of a ticket into a lease until every rank said `Recalled`.
     `compare`: they are only looked at, beside what the engine computes itself. `waited_s`: how long the request was
     kept waiting for them. `streamed`: some of them may still lie below host memory (up to `Found.known`). All of them
-    go to the workers in `Landed`, as they land, and the lease of each ends when all ranks said `BlocksCopied`."""
+    go to the workers in `Landed`, as they land, and the lease of each ends when all ranks said `BlocksCopied`.
+    `no_place`: why these are not more, where it is for want of a place to go on."""
 
     ticket: int
     transfer: int
@@ -49,16 +63,18 @@ class Recall(Message, frozen=True):
     compare: bool = False
     waited_s: float = 0.0
     streamed: bool = False
+    no_place: NoPlace | None = None
 
 
 class Release(Message, frozen=True):
     """The request needs this ticket no more: pins end. Leases of a transfer under way do not. `waited_s`: how long it
     was kept waiting in vain; 0: it never asked, or the engine had it all. `waits`: the answer to GiveWay; the ticket is
-    still needed, and its blocks are told anew, from the first one on."""
+    still needed, and its blocks are told anew, from the first one on. `no_place`: see `Recall`."""
 
     ticket: int
     waited_s: float = 0.0
     waits: bool = False
+    no_place: NoPlace | None = None
 
 
 class Reserve(Message, frozen=True):

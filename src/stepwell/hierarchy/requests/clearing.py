@@ -19,6 +19,7 @@ from stepwell.hierarchy.saved import Tags
 from stepwell.hierarchy.sessions.known import Difference, KnownFacts
 from stepwell.hierarchy.sessions.session import Session
 from stepwell.hierarchy.work import WALK_BLOCKS, Work, WorkQueue, WorkStep
+from stepwell.protocol.messages import CacheGroup
 from stepwell.tiers.base import Forgotten
 
 
@@ -39,13 +40,16 @@ class Sum:
 @dataclass(slots=True)
 class NamespaceSum(Sum):
     """`engines`: labels of live sessions. `quarantined`: nothing of it is recalled or spilled. `nearest`: tag of the
-    namespace that it `differs` least from, of those of its tenant that hold more blocks."""
+    namespace that it `differs` least from, of those of its tenant that hold more blocks. `groups` of its engines' model
+    are each in so many `shards` of a block."""
 
     tenant: str = ""
     quarantined: bool = False
     engines: set[str] = field(default_factory=set)
     nearest: bytes = b""
     differs: list[Difference] = field(default_factory=list)
+    groups: list[CacheGroup] = field(default_factory=list)
+    shards: int = 1
 
 
 Cleared = Callable[[dict[str, Sum]], None]
@@ -122,10 +126,12 @@ def count(
     sums = {tags[0]: NamespaceSum(quarantined=True) for tags in barred}
     for session in sessions:
         label = session.scheduler.label if session.scheduler is not None else ""
+        groups = session.scheduler.hello.groups if session.scheduler is not None else []
         for origins in session.keyed.known if session.keyed is not None else ():
             of = sums.setdefault(origins[0].tag, NamespaceSum())
             of.tenant = session.tenant
             of.engines.add(label)
+            of.groups, of.shards = groups, session.shards
     for entry in arena.walk():
         if entry.origin is not None and entry.state is BlockState.RESIDENT:
             tenant = entry.slots[0][0].owner.tenant

@@ -15,7 +15,7 @@ from itertools import count
 from stepwell import renamed
 from stepwell.block.state import BlockState
 from stepwell.block.tier import HOST
-from stepwell.events import Expected, GivenUpTooSoon, RecallDecided, RecallEnded
+from stepwell.events import Expected, GivenUpTooSoon, PlaceMissed, RecallDecided, RecallEnded
 from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry
 from stepwell.hierarchy.core import Core
@@ -118,27 +118,34 @@ class RecallPlanner:
             return request.landed
         return whole
 
-    def ended(self, request: RecallRequest, recalled: int, waited_s: float) -> None:
+    def ended(
+        self, request: RecallRequest, recalled: int, waited_s: float, no_place: PlaceMissed | None = None
+    ) -> None:
         """The engine has taken so many blocks, and the request has waited so long for them; 0: it did not need them.
-        Nothing happens if the request was not weighed, or this was said before."""
+        `no_place`: it could not go on behind more of them. Nothing happens if the request was not weighed, or this was
+        said before."""
         weighed, request.weighed = request.weighed, None
         if weighed is None:
             return
         waited_s = waited_s if 0 <= waited_s < 1e6 else 0.0
         wanted = weighed.decision.blocks
-        if waited_s and recalled < wanted and not weighed.gave_up:
+        if no_place is not None:
+            weighed.gave_up = "no_place"
+        in_time = bool(request.prefix) and request.landed >= wanted  # all came, and the engine needs more than there is
+        if waited_s and recalled < wanted and not (weighed.gave_up or in_time):
             weighed.gave_up = "limit"
             self.gives_up(request, weighed.stake_s)
         regret_s = best_s = None
         if not waited_s:
             weighed.load.until -= weighed.rest_s
-        known = self._costs.known(weighed.load.tag, weighed.question.tokens, self._stack.speeds) if waited_s else None
+        choice = waited_s and no_place is None and not request.prefix  # else there was none
+        known = self._costs.known(weighed.load.tag, weighed.question.tokens, self._stack.speeds) if choice else None
         if known is not None and known.prefill is not None:
             best_s = least_cost(weighed.question, known).seconds
             took = cost_of(weighed.question, known, min(recalled, weighed.question.blocks))
             regret_s = max(0.0, max(waited_s + took.copy_s, took.busy_s) + took.compute_s - best_s)
         gave_up, landed_s = weighed.gave_up if waited_s else "", weighed.landed_at - weighed.began
-        self._emit(RecallEnded(weighed.number, recalled, waited_s, landed_s, gave_up, regret_s, best_s))
+        self._emit(RecallEnded(weighed.number, recalled, waited_s, landed_s, gave_up, regret_s, best_s, no_place))
 
     def gives_up(self, request: RecallRequest, stake_s: float) -> None:
         """The request waits for its next block no more, which costs it `stake_s`."""
@@ -208,6 +215,7 @@ class RecallPlanner:
                 _expected(decision.chosen),
                 _expected(decision.whole),
                 decision.none.compute_s if decision.none is not None else None,
+                _number(session.requests.get(request.prefix)) if request.prefix else None,
             )
         )
 
@@ -235,6 +243,11 @@ class RecallPlanner:
 def _below(stretches: tuple[Stretch, ...], blocks: int) -> int:
     """Bytes of the first `blocks` that are not in the arena."""
     return sum(stretch.nbytes for stretch in _behind(stretches, 0, blocks) if stretch.tier != HOST)
+
+
+def _number(request: RecallRequest | None) -> int:
+    """Of the decision on this request that has not ended; 0: there is none."""
+    return request.weighed.number if request is not None and request.weighed is not None else 0
 
 
 def _expected(cost: Cost | None) -> Expected | None:

@@ -36,7 +36,7 @@ from stepwell.hierarchy.sessions.session import RecallRequest, RecallStream, Ses
 from stepwell.hierarchy.sessions.shares import Held
 from stepwell.hierarchy.work import Work, WorkStep
 from stepwell.policies.decide import RecallMode, Why
-from stepwell.protocol.messages import Ask, Found, GiveWay, Landed, Recall
+from stepwell.protocol.messages import Ask, Found, GiveWay, Landed, NoPlace, Recall
 
 HERE = ("end", "filling")
 """Why a run ends that no tier has more of."""
@@ -80,7 +80,7 @@ class Recalls:
     def ask(self, session: Session, message: Ask) -> Work:
         turn = self._stack.turns.join(message.order)
         request = RecallRequest(message.ticket, message.order, turn, message.epoch, message.digests)
-        request.tokens, request.recall = message.tokens, message.recall
+        request.tokens, request.recall, request.prefix = message.tokens, message.recall, message.prefix
         if self._planner.mode(request.recall) is RecallMode.NEVER:
             request.most, request.short = 0, Why.NEVER.value
         session.requests[request.number] = request
@@ -88,7 +88,7 @@ class Recalls:
 
     def decline(self, session: Session, message: Ask) -> None:
         """Answers with a miss without keeping the question, since too much waits already."""
-        self._emit(RunAnswered(0, 0, len(message.digests) // 32, "queue_full"))
+        self._emit(RunAnswered(0, 0, len(message.digests) // 32, "queue_full", bool(message.prefix)))
         if session.scheduler is not None:
             session.scheduler.channel.send(Found(message.ticket, 0, b"", False, "queue_full"))
 
@@ -198,7 +198,8 @@ class Recalls:
             self._stack.turns.wants(request.turn, 0)  # others may have had blocks of it read
             if not request.answered:
                 missed = request.blocks - len(request.pinned)
-                self._emit(RunAnswered(len(request.pinned), sum(request.promoted), missed, reason))
+                hits, staged = len(request.pinned), sum(request.promoted)
+                self._emit(RunAnswered(hits, staged, missed, reason, bool(request.prefix)))
             request.answered = True
 
     def _end_of_known(self, request: RecallRequest, origins: tuple[Origin, ...]) -> None:
@@ -314,7 +315,8 @@ class Recalls:
         entries = request.pinned[: request.told][message.first : message.first + message.count]
         self.transfers.begin(session, message.transfer, entries)
         if not message.compare:
-            self._planner.ended(request, message.first + len(entries), message.waited_s)
+            no_place = session.named(message.no_place)
+            self._planner.ended(request, message.first + len(entries), message.waited_s, no_place)
         self.release(session, message.ticket)
         if not message.compare:
             self._emit(BlocksRecalled(len(entries), sum(e.nbytes for e in entries)))
@@ -360,12 +362,20 @@ class Recalls:
         if not released:
             self.release(session, request.number)
 
-    def release(self, session: Session, number: int, waited_s: float = 0.0, *, at_once: bool = False) -> None:
+    def release(
+        self,
+        session: Session,
+        number: int,
+        waited_s: float = 0.0,
+        no_place: NoPlace | None = None,
+        *,
+        at_once: bool = False,
+    ) -> None:
         """Ends a request, which has waited in vain so long. Its pins are let go, `at_once` or in slices."""
         request = session.requests.pop(number, None)
         if request is None:
             return
-        self._planner.ended(request, 0, waited_s)
+        self._planner.ended(request, 0, waited_s, session.named(no_place))
         self._stack.turns.wants(request.turn, 0)
         if request.transfer in session.transfers and session.phase is SessionPhase.LIVE:
             self.transfers.announce(session, Landed(request.transfer, b"", False, "gave_way"))

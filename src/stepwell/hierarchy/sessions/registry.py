@@ -228,8 +228,9 @@ def _examine(peer: Peer, hello: Hello) -> None:
 
 def _makes_up(groups: Sequence[CacheGroup], shard_bytes: int) -> bool:
     """Groups that were named make up the shard together, or some shards each."""
-    numbers = [(g.layers, g.heads, g.head_size, g.block_tokens, g.shard_bytes) for g in groups]
+    numbers = [(g.layers, g.heads, g.head_size, g.block_tokens, g.shard_bytes, g.span) for g in groups]
     sane = all(0 <= number <= 1 << 30 for group in numbers for number in group)
+    sane = sane and all(0 <= g.resume_bytes <= 1 << 40 for g in groups)
     whole = all(g.shard_bytes and g.shard_bytes % shard_bytes == 0 for g in groups)
     return sane and (whole or sum(g.shard_bytes for g in groups) == shard_bytes)
 

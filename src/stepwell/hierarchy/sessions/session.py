@@ -13,12 +13,13 @@ from enum import Enum
 from typing import Protocol
 
 from stepwell.block.namespace import LOADED_FROM_FILES, BlockId
+from stepwell.events import PlaceMissed
 from stepwell.hierarchy.arena.origin import Origin
 from stepwell.hierarchy.arena.records import Entry, Owner, Slab
 from stepwell.hierarchy.sessions.decision import EngineLoad, OpenDecision
 from stepwell.hierarchy.sessions.keyed import KeyedNamespace
 from stepwell.policies.turns import RequestTurn
-from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message
+from stepwell.protocol.messages import MAX_DIGESTS, Hello, Message, NoPlace
 
 NAMED = 32
 """Blocks that are named together: what is done to them is a slice of work."""
@@ -149,6 +150,7 @@ class RecallRequest:
     counted: int = 0  # blocks of its run whose use is counted, as far as they were not here
     tokens: int = 0  # of the whole prompt, as far as its engine has said
     recall: str = ""  # a wish of its own
+    prefix: int = 0  # of a tail: the number of the request for its prefix
     weighed: OpenDecision | None = None  # what was decided, once it is known where its run lies
     most: int = MAX_DIGESTS  # blocks that are worth having
     short: str = ""  # why it is not to have more
@@ -213,6 +215,14 @@ class Session:
     def tag(self) -> bytes:
         """The tag of a live session's namespace with its weights as loaded: what its costs are kept by."""
         return self.origins(LOADED_FROM_FILES)[0].tag
+
+    def named(self, no_place: NoPlace | None) -> PlaceMissed | None:
+        """What the scheduler says of its groups, with their names."""
+        if no_place is None or self.scheduler is None:
+            return None
+        groups, n = self.scheduler.hello.groups, no_place
+        missing = tuple((groups[group].name, places) for group, places in n.missing if 0 <= group < len(groups))
+        return PlaceMissed(n.blocks, n.places, n.tried, missing)
 
     @property
     def members(self) -> list[Member]:

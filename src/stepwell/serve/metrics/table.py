@@ -77,6 +77,17 @@ METRICS = (
         StatSource("misses_*", {"outcome": "miss"}),
     ),
     _metric(
+        "stepwell_tail_requests_total",
+        "Questions for the window or the state of a request whose prefix was found.",
+        StatSource("tail_requests"),
+    ),
+    _metric(
+        "stepwell_tail_block_lookups_total",
+        "Blocks of windows and states that were asked for: found (hit) or not (miss).",
+        StatSource("tail_hits", {"outcome": "hit"}),
+        StatSource("tail_misses", {"outcome": "miss"}),
+    ),
+    _metric(
         "stepwell_missed_blocks_total", "Blocks missed, by why the run ended.", StatSource("misses_*", rest="reason")
     ),
     _metric(
@@ -216,7 +227,7 @@ METRICS = (
     _metric(
         "stepwell_recalls_given_up_total",
         "Recalls that ended before all that was wanted had come: the rest was computed sooner (late), or the time "
-        "limit was reached (limit).",
+        "limit was reached (limit), or a window or a state was missing where it ends (no_place).",
         StatSource("gave_up_*", rest="reason"),
     ),
     _metric(

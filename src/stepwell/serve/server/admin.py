@@ -29,6 +29,7 @@ from stepwell.protocol.messages import (
     Paused,
     PausedQuery,
     PauseRow,
+    PlaceRow,
     Reload,
     Stop,
     Stopping,
@@ -113,7 +114,18 @@ def handle(
 def namespaces(hierarchy: Hierarchy, answer: Answer) -> None:
     def counted(sums: dict[bytes, NamespaceSum]) -> None:
         rows = [
-            NamespaceRow(tag, s.tenant, sorted(s.engines), s.blocks, s.nbytes, s.quarantined, s.nearest, s.differs)
+            NamespaceRow(
+                tag,
+                s.tenant,
+                sorted(s.engines),
+                s.blocks,
+                s.nbytes,
+                s.quarantined,
+                s.nearest,
+                s.differs,
+                s.groups,
+                s.shards,
+            )
             for tag, s in sums.items()
         ]
         answer(Namespaces(sorted(rows, key=lambda row: -row.nbytes)))
@@ -132,12 +144,15 @@ def _row(decided: RecallDecided, ended: RecallEnded | None) -> DecisionRow:
         d.number, d.at_s, d.tokens, d.block_tokens, dict(d.blocks), dict(d.queued), d.recall, d.why, d.limit_s, d.doubt,
         d.busy_s,
         recall_s, rest_s, whole_s, whole_rest_s, d.none_s,
+        prefix=d.prefix,
     )  # fmt: skip
     if ended is None:
         return row
+    n = ended.no_place
     return msgspec.structs.replace(
         row, ended=True, recalled=ended.recalled, waited_s=ended.waited_s, read_s=ended.read_s, gave_up=ended.gave_up,
         regret_s=ended.regret_s,
+        no_place=PlaceRow(n.blocks, n.places, n.tried, list(n.missing)) if n is not None else None,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepwell.block.facts import facts_text, withheld
+from stepwell.block.groups import GroupKind, most_needed
 from stepwell.engines.common.plan import Shape
 from stepwell.engines.vllm.identity.drafts import drafter
 from stepwell.engines.vllm.identity.groups import layer_specs
@@ -222,16 +223,20 @@ def cache_groups(kv_cache_config: KVCacheConfig, shape: Shape) -> tuple[CacheGro
     found: list[CacheGroup] = []
     for number, group in enumerate(kv_cache_config.kv_cache_groups):
         specs = [spec for _, spec in layer_specs(group)]
+        rule, parts = shape.rules[number], [part for part in shape.parts if part.group == number]
+        tail = 0 if rule.kind is GroupKind.FULL else most_needed(rule, parts, shape.block_tokens)
         heads, sizes = ({getattr(spec, name, 0) for spec in specs} for name in ("num_kv_heads", "head_size"))
         found.append(
             CacheGroup(
-                "mla" if type(specs[0]).__name__ == "MLAAttentionSpec" else shape.rules[number].kind.value,
+                "mla" if type(specs[0]).__name__ == "MLAAttentionSpec" else rule.kind.value,
                 len(specs),
                 heads.pop() if len(heads) == 1 else 0,
                 sizes.pop() if len(sizes) == 1 else 0,
                 str(getattr(specs[0], "dtype", "")).removeprefix("torch."),
                 shape.block_tokens,
-                shape.shard_bytes * sum(part.group == number for part in shape.parts),
+                shape.shard_bytes * len(parts),
+                rule.span,
+                shape.shard_bytes * tail,
             )
         )
     return tuple(found[:MAX_GROUPS])

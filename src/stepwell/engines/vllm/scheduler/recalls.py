@@ -143,6 +143,8 @@ class EngineRecalls:
             else:
                 self._client.count("missed_too_slow")
             found = tracked.search.blocks if tracked.search is not None else -1
+            if found >= 0 and tracked.search is not None:
+                ask.no_place = self._tails.no_place(tracked, tracked.search)
             if not found and self._shape.tokens(ask.blocks) > start:
                 self._client.count("missed_no_window")
             if external == 0:

@@ -11,6 +11,7 @@ at most a millisecond for each place.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from stepwell.block.digest import Chain
@@ -18,6 +19,7 @@ from stepwell.block.groups import longest, needed
 from stepwell.client.scheduler import SchedulerClient
 from stepwell.engines.common.plan import Shape
 from stepwell.engines.common.requests import Place, TailSearch, Tracked
+from stepwell.protocol.messages import NoPlace
 
 MAX_PLACES = 1024
 """Blocks at the end of a prefix that are looked at for a place with a tail."""
@@ -31,6 +33,9 @@ much longer than the well, and passes before it is looked at again."""
 
 MAX_TRIES = 4
 """Places that are asked for, for one request."""
+
+MAX_TOLD = 64
+"""Places at the end of a prefix of which the well is told what is missing there."""
 
 
 def prefix_digests(chain: Chain, shape: Shape, first: int, end: int) -> bytes:
@@ -145,9 +150,23 @@ class TailSearches:
         if not search.places:
             search.blocks = search.tried
             return
-        search.ask = self._client.ask(tail_digests(chain, search.places), tracked.epoch, tracked.order, 0, "always")
+        prefix = tracked.ask.ticket if tracked.ask is not None else 0
+        digests = tail_digests(chain, search.places)
+        search.ask = self._client.ask(digests, tracked.epoch, tracked.order, 0, "always", prefix)
         if search.ask is None:
             search.blocks = 0
+
+    def no_place(self, tracked: Tracked, search: TailSearch) -> NoPlace | None:
+        """Why the request does not go on where its prefix ends; None: it does, or has come farther itself."""
+        shape, here = self._shape, search.here or frozenset()
+        end = min(search.reach, last_place(tracked, shape))
+        first = max(search.blocks, search.computed // shape.block_tokens, end - MAX_TOLD, 0)
+        missing: Counter[int] = Counter()
+        for place in range(first + 1, end + 1):
+            needs = needed(shape.rules, self._telling, shape.block_tokens, place)
+            missing.update({part.group for block, part in needs if (block, part) not in here})
+        asked = search.tries - (search.blocks == 0)  # the last try found none to ask for
+        return NoPlace(search.reach, end - first, asked, sorted(missing.items())) if end > first else None
 
 
 def end_search(client: SchedulerClient, tracked: Tracked) -> None:
