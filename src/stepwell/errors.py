@@ -55,6 +55,7 @@ CODES = _table(
     ("SW-135", "an exact policy cannot go on with a saved context of a sparse one"),
     ("SW-136", "the model, tokens, blocks or buffers of a library's call cannot be used"),
     ("SW-137", "a library's cache was closed, or belongs to another process"),
+    ("SW-138", "a model to simulate cannot be used"),
     # 2xx CapacityError: a bound was reached
     ("SW-202", "the system refused memory for a slab"),
     ("SW-204", "too many sessions are connected"),

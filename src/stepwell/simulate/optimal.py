@@ -10,6 +10,8 @@ import numpy as np
 from stepwell.simulate.replay import Replayed
 from stepwell.simulate.traces.trace import Ints, Trace
 
+OPTIMAL = "opt"
+
 
 def next_uses(trace: Trace) -> Ints:
     """For each id of the trace: the number of the next request that asks for it, len(trace) if none does."""

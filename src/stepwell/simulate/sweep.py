@@ -14,6 +14,7 @@ import numpy as np
 from stepwell.errors import ConfigError
 from stepwell.policies.costs.hardware import preset
 from stepwell.simulate.cluster import each as on_cluster
+from stepwell.simulate.groups.model import ModelGroups
 from stepwell.simulate.point import SweepRow, point
 from stepwell.simulate.processes import each as in_processes
 from stepwell.simulate.traces.trace import Trace
@@ -24,12 +25,14 @@ _BEGINS = b'{"key":"'  # every line of the file
 
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
-    """A sweep: every policy at every capacity, in tokens, on every trace."""
+    """A sweep: every policy at every capacity, in tokens, on every trace. `model`: what it keeps, where it is not only
+    layers that need every token."""
 
     traces: Sequence[Trace]
     policies: Sequence[str]
     capacities: Sequence[SweepCapacity]
     cost: str
+    model: ModelGroups | None = None
 
     def points(self) -> list[SweepPoint]:
         """The points, each once: of a small working set, several shares may be the same number of tokens."""
@@ -81,7 +84,7 @@ def sweep(
     digests = [_digest(trace) for trace in wanted.traces]
     todo: list[SweepPoint] = []
     for at in wanted.points():
-        row = done.get(_key(digests, at, wanted.cost))
+        row = done.get(_key(digests, at, wanted))
         if row is None:
             todo.append(at)
         else:
@@ -89,7 +92,7 @@ def sweep(
     with closing(_run(wanted, todo, processes, cluster)) as ran:  # at once, also where an error keeps this frame
         for at, row in ran:
             if keep is not None:
-                _add(keep, SweepRecord(_key(digests, at, wanted.cost), row))
+                _add(keep, SweepRecord(_key(digests, at, wanted), row))
             yield at, row
 
 
@@ -109,7 +112,8 @@ def _run(
 
 
 def _row(wanted: SweepRequest, at: SweepPoint) -> SweepRow:
-    return point(wanted.traces[at.trace], at.policy, at.capacity_tokens, preset(wanted.cost), wanted.cost)
+    trace, cost = wanted.traces[at.trace], preset(wanted.cost)
+    return point(trace, at.policy, at.capacity_tokens, cost, wanted.cost, wanted.model)
 
 
 def _digest(trace: Trace) -> str:
@@ -119,8 +123,9 @@ def _digest(trace: Trace) -> str:
     return hasher.hexdigest(16)
 
 
-def _key(digests: Sequence[str], at: SweepPoint, cost: str) -> str:
-    return f"{digests[at.trace]} {at.policy} {at.capacity_tokens} {cost}"
+def _key(digests: Sequence[str], at: SweepPoint, wanted: SweepRequest) -> str:
+    model = f" {wanted.model}" if wanted.model is not None else ""
+    return f"{digests[at.trace]} {at.policy} {at.capacity_tokens} {wanted.cost}{model}"
 
 
 def _kept(path: Path) -> dict[str, SweepRow]:

@@ -12,6 +12,7 @@ import typer
 from stepwell import renamed
 from stepwell.cli.options import BlockTokens, Json, Open, StrictTrace, TraceFormat
 from stepwell.cli.output import emit, warn
+from stepwell.units import format_size
 
 if TYPE_CHECKING:
     from stepwell.simulate.point import SweepRow
@@ -25,6 +26,15 @@ def simulate(
     capacity_tokens: Annotated[
         str, typer.Option(help="Sizes of the tier, N[,N...]: tokens, or shares of the working set.")
     ] = "1%,2%,5%,10%,20%,50%",
+    full: Annotated[
+        str | None, typer.Option(help="Bytes of a token in layers that need every token, for models with others, too.")
+    ] = None,
+    window: Annotated[
+        list[str] | None, typer.Option(help="Layers with a window, TOKENS:BYTES of a token; several times for several.")
+    ] = None,
+    state: Annotated[
+        list[str] | None, typer.Option(help="Bytes of a recurrent state; several times for several.")
+    ] = None,
     cost: Annotated[str, typer.Option(help="Prefill cost to assume: MODEL@MACHINE.")] = "llama-3.1-8b@h100",
     open_: Open = None,
     block_tokens: BlockTokens = None,
@@ -41,23 +51,27 @@ def simulate(
 ) -> None:
     """Replay traces with several policies and sizes of a tier.
 
-    The table shows what each of them would have hit and saved.
+    The table shows what each of them would have hit and saved. With --full, --window and --state it is for a model that
+    keeps more than one kind of KV: `stepwell cache namespaces` says what yours does.
     """
     from stepwell.simulate import options
+    from stepwell.simulate.groups.model import model_groups
     from stepwell.simulate.sweep import SweepRequest, sweep
     from stepwell.simulate.traces.load import load
 
     given = (name.strip().lower() for name in policy.split(","))
     warn(renamed.old_value("policy", name) for name in given if renamed.value("policy", name) != name)
     names, sizes = options.policies(policy), options.capacities(capacity_tokens)
+    model = model_groups(full, window or (), state or (), names)
     loaded = [load(t, open_=open_, block_tokens=block_tokens, strict=strict, format_=format_) for t in traces]
     for one in loaded:
         for told in one.problems.summary():
             typer.echo(f"{one.problems.source}: {told}", err=True)
-    wanted = SweepRequest([one.trace for one in loaded], names, sizes, cost)
+    wanted = SweepRequest([one.trace for one in loaded], names, sizes, cost, model)
     rows = dict(sweep(wanted, processes=processes, keep=keep, cluster=ray))
     ordered = [rows[at] for at in wanted.points()]
-    emit({"rows": [asdict(row) for row in ordered]}, as_json=as_json, text=_table(ordered))
+    shown = [{name: value for name, value in asdict(row).items() if value is not None} for row in ordered]
+    emit({"rows": shown}, as_json=as_json, text=_table(ordered))
 
 
 def _table(rows: list[SweepRow]) -> str:
@@ -76,4 +90,10 @@ def _table(rows: list[SweepRow]) -> str:
             f"  {row.capacity_tokens:>14,} {row.policy:<13} {row.hit_tokens_ratio:>6.1%} {row.saved_prefill_s:>11,.0f} "
             f"{row.spilled_tokens / 1e6:>10,.1f} M {row.references_per_s:>12,}"
         )
+        if row.groups is not None:
+            groups = row.groups
+            lines.append(
+                f"  {'':>14} {'':<13} {groups.prefix_tokens_ratio:>6.1%} by prefixes alone; windows and states take "
+                f"{groups.tail_share:.1%} of the tier, {format_size(groups.spilled_tail_bytes)} spilled"
+            )
     return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Replay of models that keep windows or states beside the layers that need every token."""
