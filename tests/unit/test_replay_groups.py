@@ -62,14 +62,14 @@ def prompts(*paths: list[int]) -> Trace:
 
 
 def test_where_prompts_part_a_window_is_there_for_the_third_and_no_state() -> None:
-    trace = prompts([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5], [0, 1, 2, 6])
+    trace = prompts([0, 1, 2, 3, 4], [0, 1, 2, 5, 6], [0, 1, 2, 7, 8], [0, 1, 2, 9, 10])
     ran = replayed(trace, WINDOW, 1000).run()
     assert (ran.hits.tolist(), ran.prefixes.tolist()) == ([0, 0, 3, 3], [0, 3, 3, 3])
     assert replayed(trace, STATE, 1000).run().hits.tolist() == [0, 0, 0, 0]
 
 
 def test_a_window_that_was_evicted_makes_its_prefix_a_miss() -> None:
-    """Of the first prompt the prefix takes 4 of 44 and its window 20; the second leaves no room for both windows."""
+    """A prefix takes 4, and its windows 15: those of two prompts leave no room for a third."""
     trace = prompts([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [0, 1, 2, 3])
     assert replayed(trace, WINDOW, 100).run().hits[-1] == 3
     ran = replayed(trace, WINDOW, 44).run()
@@ -104,25 +104,15 @@ def test_sizes_have_a_common_unit() -> None:
     assert ModelGroups(1 << 20, (), (1,)).sizes(512) == (8, [1]), "as small as can be told apart"
 
 
-def test_the_command_says_what_windows_take(tmp_path: object) -> None:
-    how = [
-        "--policy",
-        "lru",
-        "--capacity-tokens",
-        "10%",
-        "--processes",
-        "1",
-        "--full",
-        "20KiB",
-        "--window",
-        "1024:100KiB",
-    ]
-    told = CliRunner().invoke(app, ["simulate", "zipf:requests=200", *how, "--json"])
+def test_the_command_says_what_windows_take() -> None:
+    how = ["--policy", "lru", "--capacity-tokens", "10%", "--processes", "1"]
+    kept = ["--full", "20KiB", "--window", "1024:100KiB"]
+    told = CliRunner().invoke(app, ["simulate", "zipf:requests=200", *how, *kept, "--json"])
     (row,) = json.loads(told.output)["rows"]
     assert row["hit_tokens_ratio"] <= row["groups"]["prefix_tokens_ratio"]
     assert 0 < row["groups"]["tail_share"] < 1
     assert 0 < row["groups"]["spilled_tail_bytes"] < row["groups"]["spilled_bytes"]
-    said = CliRunner().invoke(app, ["simulate", "zipf:requests=200", *how]).output
+    said = CliRunner().invoke(app, ["simulate", "zipf:requests=200", *how, *kept]).output
     assert "by prefixes alone; windows and states take" in said
-    plain = CliRunner().invoke(app, ["simulate", "zipf:requests=200", *how[:6], "--json"])
+    plain = CliRunner().invoke(app, ["simulate", "zipf:requests=200", *how, "--json"])
     assert "groups" not in json.loads(plain.output)["rows"][0]
