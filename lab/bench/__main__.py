@@ -25,6 +25,7 @@ FOLDERS = {
     "lookup": "halves",
     "blockcost": "halves",
     "rates": "scale",
+    "tails": "scale",
     "hooks": "halves",
     "firstspill": "halves",
     "ttft": "serving",

@@ -371,9 +371,9 @@ class FakeEngine:
 
     # filling ----------------------------------------------------------------------------------------------------------
 
-    def reserve(self, digests: bytes, *, parent: bytes = b"", epoch: int = 0) -> tuple[list[int], Refs]:
+    def reserve(self, digests: bytes, *, parent: bytes = b"", epoch: int = 0, depth: int = 0) -> tuple[list[int], Refs]:
         """Lease numbers (0 where refused) and where the shards of those granted lie."""
-        self.scheduler.say(m.Reserve(self.number(), epoch, parent, digests))
+        self.scheduler.say(m.Reserve(self.number(), epoch, parent, digests, depth=depth))
         self.rig.turns()
         (granted,) = self.scheduler.take(m.Granted)
         return granted.leases, np.frombuffer(granted.slots, m.SLOT_REF).reshape(-1, self.model.shards)

@@ -300,6 +300,29 @@ def test_an_engine_of_the_protocol_before_is_weighed_too() -> None:
     rig.settle()
 
 
+@pytest.mark.parametrize(("depth", "worth"), [(0, 0), (40, 40), (-3, 0), (1 << 62, m.MAX_DIGESTS)])
+def test_parts_of_a_tail_are_worth_what_lies_before_them(depth: int, worth: int) -> None:
+    """Without them all of it is computed again. Where nothing is said they are like a prompt's first blocks."""
+    rig = DeepRig(8)
+    engine = rig.join()
+    engine.reserve(chain(3), depth=depth)
+    depths = [entry.history.depth for entry in rig.hierarchy.index.values()]
+    assert depths == ([worth] * 3 if worth else [0, 1, 2])
+
+
+def test_a_tail_that_comes_from_a_tier_is_worth_what_its_prefix_is() -> None:
+    rig = written(16, 16)
+    engine = rig.join()
+    prefix = engine.ask(chain(13))
+    rig.settle()
+    tail = engine.number()
+    engine.scheduler.say(m.Ask(tail, 0, 1, chain(16)[32 * 13 :], 0, "always", prefix))
+    rig.settle()
+    assert len(engine.answer(tail).refs) == 3
+    depths = [entry.history.depth for entry in rig.hierarchy.index.values()]
+    assert sorted(depths) == [*range(13), 13, 13, 13]
+
+
 def test_an_older_well_understands_what_is_new_of_groups() -> None:
     """It knows fewer fields of a message, and leaves the others out."""
 

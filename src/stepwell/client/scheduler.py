@@ -225,16 +225,16 @@ class SchedulerClient:
             ask.final = True
         self.release(ask)
 
-    def reserve(self, parent: bytes, digests: bytes, epoch: int, first: int = -1) -> Spill | None:
+    def reserve(self, parent: bytes, digests: bytes, epoch: int, first: int = -1, depth: int = 0) -> Spill | None:
         """Asks for slots to fill; None while there is no session. At most MAX_RESERVED blocks. `first`: how many blocks
-        come before them in their prefix, -1 where that is not known."""
+        come before them in their prefix, -1 where that is not known; `depth`: before parts of a tail."""
         session = self.session
         if not session:
             return None
         spill = Spill(next(self._numbers), session, len(digests) // 32)
         with self._lock:
             self._spills[spill.number] = spill
-        if not self._post(session, m.Reserve(spill.number, epoch, parent, digests, first)):
+        if not self._post(session, m.Reserve(spill.number, epoch, parent, digests, first, depth)):
             with self._lock:
                 self._spills.pop(spill.number, None)
             return None

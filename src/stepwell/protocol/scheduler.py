@@ -79,13 +79,15 @@ class Release(Message, frozen=True):
 
 class Reserve(Message, frozen=True):
     """Lease slots to fill these consecutive blocks (the first one's parent is `parent`, empty at the chain's start).
-    `first`: how many blocks come before them, -1 where that is not said."""
+    `first`: how many blocks come before them, -1 where that is not said. `depth`: of parts of a tail, which have no
+    parent, the blocks of the prefix before them, for what computing it again would take."""
 
     spill: int
     epoch: int
     parent: bytes
     digests: bytes
     first: int = -1
+    depth: int = 0
 
 
 class Abandon(Message, frozen=True):

@@ -108,6 +108,13 @@ def test_places_that_were_asked_for_and_had_gone_are_counted(tmp_path: Path) -> 
         assert tail.prefix == prefix.number and h.stat("tail_misses") > 0 and h.stat("gave_up_limit") == 0
 
 
+def test_windows_are_worth_what_the_prefix_before_them_is(tmp_path: Path) -> None:
+    with engine(tmp_path, **WINDOW) as h:
+        h.serve(prompt(200), max_tokens=30)
+        tails = sorted(entry.history.depth for entry in h.entries() if entry.position < 0)
+        assert tails == [9, 9, 9, 12, 13], "behind the prompt, and behind each block of the answer"
+
+
 def test_namespaces_say_what_each_group_keeps(tmp_path: Path) -> None:
     with engine(tmp_path, layers=6, windows=(33, 33, 33, 33, 33, 0), num_pages=257, max_model_len=600) as h:
         h.serve(prompt(200))

@@ -158,10 +158,11 @@ class RunGrowth:
     def _count(self, session: Session, request: RecallRequest, id: BlockId) -> None:
         """The next block of its run is not here, and that it is needed is a use: once, however often the request has to
         wait for room."""
-        depth = len(request.pinned)
-        if depth >= request.counted:
-            self._uses.note(session, {id: depth}, first=not request.counted)
-            request.counted = depth + 1
+        at = len(request.pinned)
+        if at >= request.counted:
+            prefix = session.requests.get(request.prefix)  # that of a tail, which ends where its prefix does
+            self._uses.note(session, {id: len(prefix.pinned) if prefix is not None else at}, first=not request.counted)
+            request.counted = at + 1
 
     def _no_pins(self, session: Session, request: RecallRequest, nbytes: int) -> Obstacle:
         """Others' pins end; if all of them are its own, nothing is to be waited for but to hear what a tier has."""

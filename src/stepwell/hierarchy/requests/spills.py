@@ -22,7 +22,7 @@ from stepwell.hierarchy.sessions.canaries import CanaryJudge
 from stepwell.hierarchy.sessions.session import NAMED, Fill, Session, SessionPhase
 from stepwell.hierarchy.work import ROOM_WAIT_S, Work, WorkStep
 from stepwell.policies.placement.base import Destination
-from stepwell.protocol.messages import Granted, Reserve
+from stepwell.protocol.messages import MAX_DIGESTS, Granted, Reserve
 
 
 class Spills:
@@ -63,7 +63,7 @@ class Spills:
         depth, ends = self._behind(session, origins, message.parent)
         below = self._stack.keeps
         patient_until = self._clock.now() + ROOM_WAIT_S
-        for id in self._needed(session, origin, message.digests, depth):
+        for id in self._needed(session, origin, message, depth):
             if session.phase is not SessionPhase.LIVE:
                 return
             leases.append(0)
@@ -105,15 +105,16 @@ class Spills:
             session.scheduler.channel.send(Granted(message.spill, leases, b"".join(e.refs for e in granted), ends))
         self._slabs.populate(session.owner)
 
-    def _needed(self, session: Session, origin: Origin, digests: bytes, depth: int) -> Iterator[BlockId]:
+    def _needed(self, session: Session, origin: Origin, message: Reserve, depth: int) -> Iterator[BlockId]:
         """The ids of these blocks, of which the first has so many before it. A few at a time, the use of those that are
-        not here is noted, before any of them is taken."""
-        first = True
+        not here is noted, before any of them is taken. Parts of a tail are worth what the end of its prefix is: without
+        them all of it is computed again."""
+        first, digests, tail = True, message.digests, min(message.depth, MAX_DIGESTS)
         for at in range(0, len(digests), 32 * NAMED):
             ids = origin.names(digests[at : at + 32 * NAMED])
             found = [self._index.find(id) for id in ids]
             absent = {
-                id: depth + place
+                id: tail if tail > 0 else depth + place
                 for place, (id, entry) in enumerate(zip(ids, found, strict=True), at // 32)
                 if entry is None or self._stack.disown(entry)
             }

@@ -136,6 +136,7 @@ class GroupsReplay:
         return path
 
     def _tail(self, ids: Sequence[int], block: int, part: Part) -> StoredPart:
-        """A well knows of these no place in a prompt, and takes what computing its first block costs."""
+        """As much worth as a block of the prefix that lies there, for its size."""
         size = self._sizes[part.group]
-        return self.store.part((ids[block], part.group), size, self._cost(0, self._tokens) * size / self._unit)
+        seconds = self._cost(block * self._tokens, (block + 1) * self._tokens)
+        return self.store.part((ids[block], part.group), size, seconds * size / self._unit)

@@ -82,7 +82,8 @@ class EngineSpills:
         places = [place for place in wanted if self._is_held(tracked, place, computed)]
         for at in range(0, len(places), MAX_RESERVED):
             some = places[at : at + MAX_RESERVED]
-            spill = self._client.reserve(b"", tail_digests(chain, some), tracked.epoch)
+            depth = some[0][0] * len(self._shape.prefix)
+            spill = self._client.reserve(b"", tail_digests(chain, some), tracked.epoch, depth=depth)
             if spill is None:
                 return
             tracked.pending.append(PendingSpill(-1, some, spill))
