@@ -25,7 +25,7 @@ from stepwell.simulate.traces.trace import Trace
 
 MODEL = ModelGroups(20 << 10, ((1024, 100 << 10),))
 PLAIN = ModelGroups(20 << 10)
-SHARES = (0.02, 0.05, 0.2)
+SHARES = (0.05, 0.2)
 COST = "llama-3.1-8b@h100"
 MOST_POINTS = 1.0
 """Points of hits that dropping windows may gain before it would be worth a rule of its own."""
@@ -88,7 +88,7 @@ class Placeless(Measured):
 
 
 def run(quick: bool) -> Result:
-    conversations = 10 if quick else 100
+    conversations = 10 if quick else 40
     trace = load(f"agentic:conversations={conversations}", open_=min(conversations, 64), block_tokens=512).trace
     rows: list[Row] = []
     for share in SHARES[-1:] if quick else SHARES:
