@@ -355,3 +355,10 @@ def test_a_run_that_is_streamed_comes_whole_and_right(
         opened = block["opened"][-1][1]
         assert 0 < first < read < opened < block["heard"] < block["copied"][0] < block["copied"][1]
     assert not list((tmp_path / "cache" / "stepwell").iterdir()), "what was written is gone"
+
+
+@pytest.mark.nightly
+def test_windows_in_a_tier_are_simulated_with_each_policy(tmp_path: Path) -> None:
+    assert main(["tails", "--quick", "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "tails.json").read_text())["rows"]
+    assert [row["met"] for row in rows if row["target"]] == [True, True]
