@@ -108,6 +108,28 @@ KINDS: dict[str, Config] = {
         block_auto_adjust_ff_dim=False,
         norm_eps=1e-5,
     ),
+    # vLLM's kernels for CPUs are made for latent vectors of these sizes.
+    "deepseek": _config(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        [FULL] * 3,
+        kv_lora_rank=512,
+        q_lora_rank=64,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+        head_dim=64,
+        num_key_value_heads=4,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        topk_method="noaux_tc",
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=64,
+        first_k_dense_replace=1,
+        tie_word_embeddings=False,
+        sliding_window=None,
+    ),
 }
 
 

@@ -81,7 +81,6 @@ def _unsupported_pages(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
     """The first refusal by the layout of the KV cache, or None."""
     from vllm.v1 import kv_cache_interface
 
-    device = vllm_config.device_config.device_type
     groups = kv_cache_config.kv_cache_groups
     if not groups:
         return no_option("a model without KV groups", "there is no KV to keep", "remove the connector")
@@ -98,8 +97,6 @@ def _unsupported_pages(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
     if (uneven := _unsupported_groups(vllm_config, kv_cache_config)) is not None:
         return uneven
     layout = str(kv_cache_config.kv_cache_layout)
-    if device == "cpu" and layout != "LBHNC":
-        return refusal("SW-707", f"KV layout {layout!r}", "on CPU pages lie as LBHNC", "unset VLLM_KV_CACHE_LAYOUT")
     if sorted(layout) != sorted("LBHNC") or {*layout[:2]} != {"L", "B"}:
         why = "it has no page that is one run of bytes in each layer"
         return refusal("SW-707", f"KV layout {layout!r}", why, "set VLLM_KV_CACHE_LAYOUT=LBHNC, or unset it")
@@ -148,6 +145,7 @@ def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:
     rest of a prompt is computed, answers are wrong or the engine ends; a connector is asked for the prefix all the
     same."""
     import vllm.envs
+    from vllm import _custom_ops
 
     model, named = vllm_config.model_config, vllm_config.attention_config.backend
     device, cached = vllm_config.device_config.device_type, vllm_config.cache_config.enable_prefix_caching
@@ -158,8 +156,10 @@ def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:
         if kinds := [kind for kind in named_kinds if kind in ("MEAN", "CLS", "STEP")]:
             return no_option(f"pooling by {' and '.join(kinds)}", why, "pool by LAST or ALL, or remove the connector")
         return no_option("a model without prefix caching", why, "remove the connector")
-    if device == "cpu" and not cached and (model.use_mla or platform.machine().startswith("riscv")):
-        return no_option("MLA or RISC-V without prefix caching on a CPU", why, "remove the connector")
+    # On CPUs without AMX vLLM keeps no prefix of MLA itself, but it can go on behind one where it has this function.
+    whole = model.use_mla and not hasattr(_custom_ops, "gather_mla_context_cache_cpu")
+    if device == "cpu" and not cached and (whole or platform.machine().startswith("riscv")):
+        return no_option("MLA or RISC-V without prefix caching on a CPU", why, "use vLLM 0.32, or remove the connector")
     backend = named.name if named is not None else "TRITON_MLA" if model.use_mla else ""
     if device == "cuda" and vllm.envs.VLLM_BATCH_INVARIANT and backend in ("FLASHINFER", "TRITON_MLA"):
         return no_option(f"VLLM_BATCH_INVARIANT with {backend}", why, "name another attention backend, as FLASH_ATTN")
