@@ -31,11 +31,11 @@ LENGTHS = (BLOCK + 1, 181, 257, 500, CONTEXT - ANSWER)
 """One block and one token more, which is computed as a decode; others, of which the rest is a prefill."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["deepseek"])
 def new_engine(
-    folder: Path, well: Well, tmp_path_factory: pytest.TempPathFactory
+    folder: Path, well: Well, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[str], EngineProcess]]:
-    model = write_model(KINDS["deepseek"], tmp_path_factory.mktemp("deepseek"))
+    model = write_model(KINDS[request.param], tmp_path_factory.mktemp(request.param))
     # vLLM's CPU kernel of rotary embeddings takes queries and keys for one tensor.
     extra = {"skip_tokenizer_init": True, "compilation_config": {"custom_ops": ["-rotary_embedding"]}}
     connector = well.connector(canary=0, block_tokens=BLOCK)

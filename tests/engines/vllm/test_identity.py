@@ -463,7 +463,6 @@ def test_engines_that_are_not_served(folder: Path, code: str, change: Callable[[
         ("SW-707", lambda: pages(layout=None)),
         ("SW-707", lambda: pages(layout="XYZ")),
         ("SW-707", lambda: pages(layout="LHBNC")),
-        ("SW-707", lambda: pages(layout="BLHNC")),
         ("SW-712", lambda: dataclasses.replace(pages(), kv_cache_groups=[])),
         (
             "SW-712",
@@ -510,8 +509,9 @@ def cuda_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("layout", ["LBHNC", "LBNHC", "BLHNC", "BLNHC"])
-def test_compact_layouts_are_served_on_cuda(cuda_config: Any, layout: str) -> None:
-    assert unsupported(cuda_config, pages(layout=layout)) is None
+def test_compact_layouts_are_served(folder: Path, cuda_config: Any, layout: str) -> None:
+    for config in (config_of(folder), cuda_config):
+        assert unsupported(config, pages(layout=layout)) is None
 
 
 @pytest.mark.parametrize("layout", ["LHBNC", "BHLNC", "XYZ", None])

@@ -360,17 +360,18 @@ MLA: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("amx", [False, True])
-def test_mla_on_a_cpu_that_computes_prompts_whole_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amx: bool
+@pytest.mark.parametrize(("amx", "gathers"), [(False, False), (False, True), (True, False)])
+def test_mla_on_a_cpu_is_refused_where_vllm_cannot_go_on_behind_a_prefix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amx: bool, gathers: bool
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr("vllm.platforms.cpu.CpuPlatform.get_cpu_architecture", lambda *_: CpuArchEnum.X86)
     config = config_of(model_folder(tmp_path, **MLA), enable_prefix_caching=True)
-    decided = config.cache_config.enable_prefix_caching
-    assert amx or not decided, "vLLM switches it off"
+    assert config.cache_config.enable_prefix_caching == amx, "vLLM switches it off"
+    if not gathers:
+        monkeypatch.delattr("vllm._custom_ops.gather_mla_context_cache_cpu")
     refused = unsupported(config, pages())
-    assert (None if refused is None else refused.code) == (None if decided else "SW-712")
+    assert (None if refused is None else refused.code) == (None if amx or gathers else "SW-712")
 
 
 @pytest.mark.parametrize(("machine", "code"), [("riscv64", "SW-712"), ("x86_64", None)])

@@ -157,9 +157,9 @@ def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:
             return no_option(f"pooling by {' and '.join(kinds)}", why, "pool by LAST or ALL, or remove the connector")
         return no_option("a model without prefix caching", why, "remove the connector")
     # On CPUs without AMX vLLM keeps no prefix of MLA itself, but it can go on behind one where it has this function.
-    whole = model.use_mla and not hasattr(_custom_ops, "gather_mla_context_cache_cpu")
-    if device == "cpu" and not cached and (whole or platform.machine().startswith("riscv")):
-        return no_option("MLA or RISC-V without prefix caching on a CPU", why, "use vLLM 0.32, or remove the connector")
+    mla_whole = model.use_mla and not hasattr(_custom_ops, "gather_mla_context_cache_cpu")
+    if device == "cpu" and not cached and (mla_whole or platform.machine().startswith("riscv")):
+        return no_option(f"{'MLA' if mla_whole else 'RISC-V'} without prefix caching", why, "remove the connector")
     backend = named.name if named is not None else "TRITON_MLA" if model.use_mla else ""
     if device == "cuda" and vllm.envs.VLLM_BATCH_INVARIANT and backend in ("FLASHINFER", "TRITON_MLA"):
         return no_option(f"VLLM_BATCH_INVARIANT with {backend}", why, "name another attention backend, as FLASH_ATTN")
