@@ -79,6 +79,8 @@ def demo(
     page: Annotated[int, typer.Option(help="Engine page in tokens.")] = 128,
     rounds: Annotated[int, typer.Option(help="Recalls per document, each before and after the restarts.")] = 3,
     disk: Annotated[str, typer.Option(help="Size of its disk tier in the cache folder; 0: none.")] = "4GiB",
+    block_tokens: Annotated[int, typer.Option(help="Tokens in a block; 0: by the size of their KV.")] = 0,
+    engine: Annotated[str, typer.Option(help="Further engine arguments of vLLM, as JSON.")] = "{}",
     as_json: Json = False,
 ) -> None:
     """Run a real vLLM with a well on this machine's CPU.
@@ -86,12 +88,14 @@ def demo(
     It spills, recalls, kills the engine, then kills everything and recalls again: some minutes on two cores.
     """
     from stepwell.demo.results.report import show
-    from stepwell.demo.run import DemoOptions, run
+    from stepwell.demo.run import DemoOptions, engine_arguments, run
     from stepwell.units import parse_size
 
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as Ctrl-C: nothing is left behind
     disk_bytes = 0 if disk.strip() == "0" else parse_size(disk)
-    result = run(DemoOptions(model=model, documents=documents, page=page, rounds=rounds, disk_bytes=disk_bytes))
+    given = engine_arguments(engine)
+    options = DemoOptions(model, documents, page, rounds, disk_bytes, engine=given, block_tokens=block_tokens)
+    result = run(options)
     show(result, as_json=as_json)
     if not result.ok:
         raise typer.Exit(1)

@@ -69,9 +69,9 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Options of vLLM. Sizes are in tokens (`page`, `max_model_len`) and pages (`pool_pages`, usable ones).
-    `connector`: vLLM's KVTransferConfig as a mapping, None for plain vLLM. `extra`: further vLLM engine arguments,
-    which win over ours. `env` wins over the driver's environment and `ENVIRONMENT`."""
+    """Options of vLLM. Sizes are in tokens (`page`, `max_model_len`) and pages (`pool_pages`, usable ones; 0: as many
+    as vLLM has room for). `connector`: vLLM's KVTransferConfig as a mapping, None for plain vLLM. `extra`: further vLLM
+    engine arguments, which win over ours. `env` wins over the driver's environment and `ENVIRONMENT`."""
 
     model: Path
     page: int
@@ -87,7 +87,8 @@ class EngineConfig:
             "model": str(self.model),
             "dtype": self.dtype,
             "block_size": self.page,
-            "num_gpu_blocks_override": self.pool_pages + 1,  # vLLM keeps one page as its null block
+            # vLLM keeps one page as its null block.
+            "num_gpu_blocks_override": self.pool_pages + 1 if self.pool_pages else None,
             "max_model_len": self.max_model_len,
             "enforce_eager": True,
             "seed": 0,
@@ -103,7 +104,7 @@ class EngineProcess:
     def __init__(self, config: EngineConfig, log: Path) -> None:
         """Starts the processes and returns at once; call `wait_ready` before anything else. Appends to `log`."""
         self.log = log
-        self.version = ""
+        self.ready = EngineReady("", 0, 0, False)
         self._gone = False
         with log.open("ab") as log_file:
             self._process = subprocess.Popen(
@@ -129,9 +130,13 @@ class EngineProcess:
             raise
         return engine
 
+    @property
+    def version(self) -> str:
+        return self.ready.version
+
     def wait_ready(self, on_wait: Callable[[float], None] | None = None) -> None:
         """Waits for the engine. `on_wait` is called about once a second with the seconds waited."""
-        self.version = self._receive(EngineReady, START_LIMIT_S, on_wait).version
+        self.ready = self._receive(EngineReady, START_LIMIT_S, on_wait)
 
     def ask(self, prompt: list[int] | str, max_tokens: int = 32, **sampling: Any) -> Answer:
         """Asks one question, alone in the engine."""

@@ -240,7 +240,9 @@ def serve(arguments: dict[str, Any], commands: BinaryIO, replies: BinaryIO) -> N
         replies.flush()
 
     session = EngineSession.start(arguments)
-    say(EngineReady(vllm.__version__))
+    cache = session.engine.vllm_config.cache_config  # as vLLM has decided by now
+    pages = cache.num_gpu_blocks - 1  # one is its null block
+    say(EngineReady(vllm.__version__, cache.block_size, pages, cache.enable_prefix_caching))
     decoder = msgspec.json.Decoder(Command)
     for line in commands:
         command = decoder.decode(line)

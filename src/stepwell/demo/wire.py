@@ -52,6 +52,12 @@ class Answer(msgspec.Struct, frozen=True):
     logprobs: list[float | None] | None = None
     margins: list[float | None] | None = None
 
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Tokens that were recalled, by where they lay, as a receipt of stepwell says."""
+        tiers: dict[str, int] = (self.kv_transfer_params or {}).get("stepwell", {}).get("tiers", {})
+        return tiers
+
 
 class AskAll(msgspec.Struct, frozen=True, tag=True):
     """Run these at the same time, or each `after` its number of steps; answered by `Answers` in the same order."""
@@ -85,9 +91,13 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
-    """The engine is up."""
+    """The engine is up. Its pool has `pages` of `page` tokens, of one cache group each. `keeps_prefixes`: asked for the
+    same again, it has its own hit."""
 
     version: str
+    page: int
+    pages: int
+    keeps_prefixes: bool
 
 
 class Answers(msgspec.Struct, frozen=True, tag=True):

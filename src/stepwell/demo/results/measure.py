@@ -2,7 +2,9 @@
 
 A recall and the engine hit of the same prompt right after it are a pair; the ratio of a pair is free of the document's
 length and, nearly, of the machine's changing speed. A pair counts only if vLLM itself reports the same number of cached
-tokens for both sides, none of the recall's from the engine's own cache, none of the hit's from the connector.
+tokens for both sides, none of the recall's from the engine's own cache, none of the hit's from the connector. Where an
+engine keeps no prefix itself, the answer that it has computed is the other side: of the same tokens, but not of the
+same time.
 """
 
 from __future__ import annotations
@@ -26,15 +28,19 @@ class Drop(StrEnum):
     PARTLY_LOCAL = "the engine still held part of it"
     HIT_NOT_LOCAL = "asked again, the engine did not hold it"
     UNEQUAL = "unequal cached tokens"
+    NOT_FROM_DISK = "host memory had all of it"
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one prompt, one directly after the other."""
+    """Two answers to one prompt, one directly after the other. `computed`: `hit` is the answer to a prompt of which
+    nothing was cached. `disk`: the recall is meant to come from there."""
 
     document: int
     recall: Answer
     hit: Answer
+    computed: bool = False
+    disk: bool = False
 
     @property
     def drop(self) -> Drop | None:
@@ -42,6 +48,10 @@ class Pair:
             return Drop.NOT_RECALLED
         if self.recall.local_tokens != 0:
             return Drop.PARTLY_LOCAL
+        if self.disk and not self.recall.tiers.get("disk"):
+            return Drop.NOT_FROM_DISK
+        if self.computed:
+            return None
         if self.hit.external_tokens != 0 or not self.hit.local_tokens:
             return Drop.HIT_NOT_LOCAL
         if self.recall.cached_tokens != self.hit.cached_tokens:
@@ -69,6 +79,11 @@ class Ratio:
 
 def counted(pairs: Sequence[Pair]) -> list[Pair]:
     return [pair for pair in pairs if pair.drop is None]
+
+
+def ratios(pairs: Sequence[Pair]) -> list[float]:
+    """Of pairs that are two ways to the same place."""
+    return [pair.ratio for pair in pairs if not pair.computed]
 
 
 def drops(pairs: Sequence[Pair]) -> dict[Drop, int]:

@@ -81,9 +81,12 @@ def _row(
 
 def _findings(result: DemoResult) -> list[str]:
     same = {True: "yes, all", False: "NO", None: "not measured: nothing was recalled"}[result.identical]
+    yardstick = "an engine hit's" if result.keeps_prefixes else "cold ones, as this engine has no hits"
+    size = result.recalled_token_bytes
+    each = f"; {format_size(round(size))} for each" if size is not None else ""
     lines = [
-        f"answers identical to an engine hit's: {same} ({result.pairs} pairs)",
-        f"recalled: {result.recalled_tokens} tokens, counted by vLLM",
+        f"answers identical to {yardstick}: {same} ({result.pairs} pairs)",
+        f"recalled: {result.recalled_tokens} tokens, counted by vLLM{each}",
         "speed-up: median over answers, each beside its own document's cold one",
     ]
     if result.host_bytes is not None:
@@ -96,6 +99,7 @@ def _findings(result: DemoResult) -> list[str]:
             ("partly in the engine", result.dropped_partly_local),
             ("second one no engine hit", result.dropped_hit_not_local),
             ("unequal cached tokens", result.dropped_unequal),
+            ("not from disk", result.dropped_not_from_disk),
         )
         shown = ", ".join(f"{count} {reason}" for reason, count in reasons if count)
         lines.append(f"pairs not counted: {result.dropped_pairs} ({shown})")

@@ -6,9 +6,9 @@ Times are medians in seconds, ratios medians of paired ratios (None where nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from stepwell.demo.results.measure import Drop, Pair, Ratio, counted, drops, middle, ratio
+from stepwell.demo.results.measure import Drop, Pair, Ratio, counted, drops, middle, ratio, ratios
 from stepwell.demo.wire import Answer
 
 
@@ -29,7 +29,9 @@ class DemoResult:
 
     `host_*`: recalled by the engine that spilled. `restart_*`: recalled by an engine that was started after the first
     one was killed; `restart_first_ttft_s` is each document's first recall there. `disk_*`: recalled after engine and
-    well were killed and the page cache was dropped; `disk_bytes` of blocks were on disk. Tokens are counted by vLLM.
+    well were killed and the page cache was dropped; `disk_bytes` of blocks were on disk. Tokens are counted by vLLM;
+    `recalled_token_bytes` are the well's for each of those that the first engine recalled. The pool is the engine's;
+    where it keeps no prefix itself, recalls are compared with cold answers, and no ratio is known.
     """
 
     model: str
@@ -38,6 +40,7 @@ class DemoResult:
     document_tokens: int
     page: int
     pool_pages: int
+    keeps_prefixes: bool
     rounds: int
     cold_ttft_s: float | None
     engine_hit_ttft_s: float | None
@@ -67,7 +70,9 @@ class DemoResult:
     dropped_partly_local: int
     dropped_hit_not_local: int
     dropped_unequal: int
+    dropped_not_from_disk: int
     recalled_tokens: int
+    recalled_token_bytes: float | None
     host_bytes: int | None
     disk_bytes: int | None
     seconds: float
@@ -93,19 +98,22 @@ class DemoSetting:
     host_bytes: int | None
     seconds: float
     disk_bytes: int | None = None
+    recalled_token_bytes: float | None = None
+    keeps_prefixes: bool = True
 
 
 def summarise(setting: DemoSetting, samples: Samples) -> DemoResult:
+    if not setting.keeps_prefixes:
+        samples = _beside_cold(samples)
     host, restart, disk = counted(samples.host), counted(samples.restart), counted(samples.disk)
     every = [*samples.host, *samples.restart, *samples.disk]
     dropped = drops(every)
     hits = [(document, hit) for document, hit in enumerate(samples.first_hits) if hit.local_tokens]
-    hits += [(pair.document, pair.hit) for pair in host]
+    hits += [(pair.document, pair.hit) for pair in host if not pair.computed]
     first: dict[int, Answer] = {}
     for pair in restart:
         first.setdefault(pair.document, pair.recall)
-    host_ratio, restart_ratio = ratio([p.ratio for p in host]), ratio([p.ratio for p in restart])
-    disk_ratio = ratio([p.ratio for p in disk])
+    host_ratio, restart_ratio, disk_ratio = (ratio(ratios(pairs)) for pairs in (host, restart, disk))
 
     def speedup(answers: Sequence[tuple[int, Answer]]) -> float | None:
         return middle([samples.cold[document].ttft_s / answer.ttft_s for document, answer in answers])
@@ -117,9 +125,9 @@ def summarise(setting: DemoSetting, samples: Samples) -> DemoResult:
         host_recall_ttft_s=_ttft([p.recall for p in host]),
         restart_recall_ttft_s=_ttft([p.recall for p in restart]),
         restart_first_ttft_s=_ttft(list(first.values())),
-        restart_hit_ttft_s=_ttft([p.hit for p in restart]),
+        restart_hit_ttft_s=_ttft([p.hit for p in restart if not p.computed]),
         disk_recall_ttft_s=_ttft([p.recall for p in disk]),
-        disk_hit_ttft_s=_ttft([p.hit for p in disk]),
+        disk_hit_ttft_s=_ttft([p.hit for p in disk if not p.computed]),
         disk_ratio=disk_ratio.median if disk_ratio else None,
         disk_ratio_ci=_interval(disk_ratio),
         host_ratio=host_ratio.median if host_ratio else None,
@@ -140,8 +148,18 @@ def summarise(setting: DemoSetting, samples: Samples) -> DemoResult:
         dropped_partly_local=dropped.get(Drop.PARTLY_LOCAL, 0),
         dropped_hit_not_local=dropped.get(Drop.HIT_NOT_LOCAL, 0),
         dropped_unequal=dropped.get(Drop.UNEQUAL, 0),
+        dropped_not_from_disk=dropped.get(Drop.NOT_FROM_DISK, 0),
         recalled_tokens=sum(p.recall.external_tokens or 0 for p in every),
     )
+
+
+def _beside_cold(samples: Samples) -> Samples:
+    """The same recalls, each beside its own document's cold answer."""
+
+    def beside(pairs: Sequence[Pair]) -> list[Pair]:
+        return [replace(pair, hit=samples.cold[pair.document], computed=True) for pair in pairs]
+
+    return replace(samples, host=beside(samples.host), restart=beside(samples.restart), disk=beside(samples.disk))
 
 
 def _ttft(answers: Sequence[Answer]) -> float | None:
