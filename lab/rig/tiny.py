@@ -47,6 +47,7 @@ def _config(architecture: str, kind: str, layer_types: list[str], **more: Any) -
 
 
 KINDS: dict[str, Config] = {
+    "llama": _config("LlamaForCausalLM", "llama", [FULL] * 3, sliding_window=None, tie_word_embeddings=False),
     "gemma3": _config(
         "Gemma3ForCausalLM",
         "gemma3_text",
