@@ -134,8 +134,20 @@ KINDS: dict[str, Config] = {
 }
 
 
+def write_tokenizer(folder: Path) -> None:
+    """One in which each byte is a token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter: token for token, letter in enumerate(letters, 3)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 def write_model(config: Mapping[str, Any], folder: Path) -> Path:
-    """Writes a float32 checkpoint of this configuration, the same one each time."""
+    """Writes a float32 checkpoint of this configuration and a tokenizer, the same ones each time."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -152,4 +164,5 @@ def write_model(config: Mapping[str, Any], folder: Path) -> Path:
                 weights.uniform_(0.4, 1.2, generator=dice)
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
     return folder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.demo import documents, model
-from stepwell.demo.run import DemoOptions
+from stepwell.demo.run import DemoOptions, engine_arguments
 from stepwell.errors import ConfigError
 
 _WORD = re.compile(r"\w+|\W")
@@ -130,3 +130,11 @@ def test_options_out_of_range_are_refused_before_anything_starts(bad: dict[str, 
     with pytest.raises(ConfigError, match=next(iter(bad))) as caught:
         DemoOptions(**bad)  # type: ignore[arg-type]
     assert caught.value.code == "SW-102"
+
+
+def test_engine_arguments_are_a_json_object() -> None:
+    assert engine_arguments('{"dtype": "float32"}') == {"dtype": "float32"}
+    for bad in ("dtype=float32", '["dtype"]', ""):
+        with pytest.raises(ConfigError, match="--engine") as caught:
+            engine_arguments(bad)
+        assert caught.value.code == "SW-102"

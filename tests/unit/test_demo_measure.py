@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 
+import msgspec
 import pytest
 
 from stepwell.demo.results import report
@@ -64,6 +65,26 @@ SETTING = DemoSetting(
 )
 def test_a_pair_counts_only_if_it_is_fair(recall: Answer, hit: Answer, expected: Drop | None) -> None:
     assert Pair(0, recall, hit).drop == expected
+
+
+def test_what_host_memory_had_does_not_count_as_recalled_from_disk() -> None:
+    for tiers, expected in (({"host": 128, "disk": 1792}, None), ({"host": 1920}, Drop.NOT_FROM_DISK)):
+        receipt = {"stepwell": {"tiers": tiers}}
+        recall = msgspec.structs.replace(answer(external=1920), kv_transfer_params=receipt)
+        assert Pair(0, recall, answer(local=1920), disk=True).drop == expected
+
+
+@pytest.mark.parametrize(("tokens", "same"), [((1, 2), True), ((1, 3), False)])
+def test_where_an_engine_has_no_hits_recalls_are_compared_with_cold_answers(
+    tokens: tuple[int, ...], same: bool
+) -> None:
+    recalled = Pair(0, answer(0.2, external=1920, tokens=tokens), answer(0.2, external=1920, tokens=tokens))
+    samples = Samples([answer(4.0)], [answer(0.2, external=1920)], [recalled], [recalled])
+    result = summarise(replace(SETTING, keeps_prefixes=False), samples)
+    assert (result.identical, result.ok, result.pairs) == (same, same, 2)
+    assert (result.host_ratio, result.engine_hit_ttft_s) == (None, None)
+    assert result.host_speedup == pytest.approx(20.0)
+    assert f"cold ones, as this engine has no hits: {'yes' if same else 'NO'}" in report.text(result)
 
 
 def test_dropped_pairs_are_counted_by_reason_and_left_out() -> None:

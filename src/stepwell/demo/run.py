@@ -173,7 +173,7 @@ class _Stage:
         disk tier has everything at the end."""
         with _started(config, self._log, "starting vLLM", self._progress) as engine:
             self.ready = engine.ready
-            cold = self._ask_in_turn(engine, 1, "cold, then an engine hit")
+            cold = self._ask_in_turn(engine, 1, "cold, and again at once")
             before = well.figure("recalled_bytes")
             host = self._ask_in_turn(engine, self._rounds, "recalled from the host tier")
             self.token_bytes = _for_each(host, before, well.figure("recalled_bytes"))
