@@ -24,7 +24,7 @@ import msgspec
 from stepwell.demo import documents as library
 from stepwell.demo import model as models
 from stepwell.demo.documents import DemoDocument
-from stepwell.demo.engine import EngineConfig, EngineFailed, EngineProcess
+from stepwell.demo.engine import EngineConfig, EngineFailed, EngineProcess, log_tail
 from stepwell.demo.folder import demo_folder
 from stepwell.demo.page_cache import drop_page_cache
 from stepwell.demo.progress import Progress
@@ -226,7 +226,8 @@ def _started(config: EngineConfig, log: Path, text: str, progress: Progress) -> 
             engine.kill()
             raise
     if not live:
-        progress.say(f"nothing was recalled within {WARM_UP_LIMIT_S:.0f} s of the start; going on")
+        said = [line for line in log_tail(log, lines=200).splitlines() if "[SW-" in line]
+        progress.say("\n".join([f"nothing was recalled within {WARM_UP_LIMIT_S:.0f} s of the start", *said[-1:]]))
     return engine
 
 
