@@ -107,9 +107,11 @@ def _findings(result: DemoResult) -> list[str]:
 
 
 def _further(result: DemoResult) -> list[str]:
+    models = cache_folder() / "models"
+    kept = f"The converted model stays for the next time; delete it with\n  rm -r {models}"
     return [
         "The engine and this demo's well are stopped; their memory and files are gone.",
         "With your own engine: `stepwell vllm-args` prints the flags, `stepwell stats`",
         "shows a well while it serves, `stepwell stop` ends it and deletes its blocks.",
-        f"The converted model stays for the next time; delete it with\n  rm -r {cache_folder() / 'models'}",
+        *([kept] if models.is_dir() else []),
     ]
