@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--traffic", action="store_true", help="tiers hang while requests come all the time")
     parser.add_argument("--pauses", action="store_true", help="an operator pauses and resumes recalls and spills")
     parser.add_argument("--remote", action="store_true", help="a tier that others share lies below the disk")
+    parser.add_argument("--groups", action="store_true", help="some engines have a model with several cache groups")
     parser.add_argument("--walks", type=int, default=1, help="how many, if no seed is given (1)")
     parser.add_argument("--tell", action="store_true", help="print every event")
     options = parser.parse_args(arguments)
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traffic=options.traffic,
             pauses=options.pauses,
             remote=options.remote,
+            groups=options.groups,
             tell=print if options.tell else None,
         )
         print(
@@ -50,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 traceback.print_exception(walked.violation.__cause__)
             how = f"--steps {options.steps} --cuts {options.cuts}"
             how += " --traffic" * options.traffic + " --pauses" * options.pauses + " --remote" * options.remote
+            how += " --groups" * options.groups
             print(f"again: python -m lab.sim --seed {seed} {how}")
             return 1
     return 0

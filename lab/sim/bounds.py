@@ -9,6 +9,7 @@ from __future__ import annotations
 from lab.sim.life import Life
 from lab.sim.oracle import Violation
 from lab.sim.world import World
+from stepwell.block.layout import PAGE
 from stepwell.tiers.disk.directory.directory import DiskDirectory
 from stepwell.tiers.disk.segment import SegmentPhase
 
@@ -56,14 +57,17 @@ def directories(world: World) -> list[DiskDirectory]:
 
 
 def has_room(world: World) -> bool:
-    """Blocks can be written: some directory takes part, and each that does can hold two segments beside what it must
-    keep because it cannot read it. One that cannot refuses its share of what is written, whatever room others have;
+    """Two blocks can be written: some directory takes part, and each that does can hold all of their parts and a
+    segment more beside what it must keep because it cannot read it. One that cannot refuses its share of what is written, whatever room others have;
     with one segment alone, each block takes the place of the last. One that could not be listed when the well was
     opened takes no part."""
+    model = world.setup.models[0]
+    frames = 2 * (len(model.shape.parts) if model.groups else 1) * model.frames
+    segments = 1 + -(-frames // (world.setup.segment - 2 * PAGE))
     part = [directory for directory in directories(world) if directory.ready]
     for directory in part:
         ours = sum(s.nbytes for s in directory.segments.values() if s.phase is not SegmentPhase.KEPT)
-        if directory.limit - (directory.used - ours) < 2 * directory.segment_bytes:
+        if directory.limit - (directory.used - ours) < segments * directory.segment_bytes:
             return False
     return bool(part)
 

@@ -77,7 +77,7 @@ class Copies:
         request.good = min(request.good, good)
         request.got[copy.rank] = copy.buffers
         request.missing.discard(copy.rank)
-        copy.worker.recalled(copy.session, [copy.transfer])
+        copy.worker.recalled(copy.session, copy.transfers)
         if not request.missing and request.phase is Phase.COPYING:
             request.failed = request.first + request.good < request.offered
             self.recalled(engine, request)
@@ -88,9 +88,8 @@ class Copies:
             for alike in range(engine.model.replicas):
                 ranks = range(alike, engine.model.world, engine.model.replicas)
                 shards = [request.got[rank][at] for rank in ranks]
-                self._world.oracle.judge(
-                    engine.identity(request.epoch, request.digests, request.first + at), shards, request.asked
-                )
+                identity = engine.identity(request.epoch, request.names[request.first + at])
+                self._world.oracle.judge(identity, shards, request.asked)
         assert request.ask is not None
         if request.failed:
             bad = 32 * (request.first + request.good)

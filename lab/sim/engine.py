@@ -16,12 +16,14 @@ import numpy as np
 from lab.sim.limits import Queue, StreamWait
 from lab.sim.oracle import Fill, Identity
 from lab.sim.setup import Model
+from stepwell.block.digest import Chain
 from stepwell.client import scheduler as client
 from stepwell.client import worker
 from stepwell.client.identity import EngineIdentity, WorkerIdentity
 from stepwell.client.questions import PrefixQuestion, SlotRefs, Spill
 from stepwell.client.streams import Stream, StreamLimits
 from stepwell.client.worker import Hold
+from stepwell.engines.common.requests import TailSearch, Tracked
 from stepwell.errors import IntegrityError, StepwellError
 from stepwell.io.clock import Clock
 from stepwell.io.memory import Bytes
@@ -75,7 +77,8 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt that arrived; `asked`: after how many events. `offered` blocks can be recalled, those from `first` on
+    """A prompt that arrived; `asked`: after how many events. `digests` are asked for, and `names` those that the oracle
+    has for them. `offered` blocks can be recalled, those from `first` on
     are. `good`: leading ones that every rank has copied; `got`: all that they have, by rank. `streams`: as a stream, if
     it can be. `failed`: the block behind the good ones is not what was leased. `ended`: why ranks have ended a stream.
     """
@@ -84,6 +87,7 @@ class Request:
     asked: int
     epoch: int
     digests: bytes
+    names: list[bytes]
     ask: PrefixQuestion | None
     phase: Phase = Phase.WAITING
     offered: int = 0
@@ -94,14 +98,28 @@ class Request:
     streams: bool = False
     failed: bool = False
     ended: Counter[str] = field(default_factory=Counter)
+    tail: Tail | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Tail:
+    """Of a request of a model with several cache groups: the connector's own search for a place where it can go on,
+    behind the first `computed` tokens. `blocks` is where it was found. `judged`: what a look said."""
+
+    tracked: Tracked
+    chain: Chain
+    search: TailSearch
+    computed: int
+    blocks: int = 0
+    judged: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Spilling:
-    """Blocks that were computed and are to be spilled."""
+    """Blocks that were computed and are to be spilled, by the names that the oracle has for them."""
 
     epoch: int
-    digests: bytes
+    names: list[bytes]
     spill: Spill
     since: float
 
@@ -119,7 +137,7 @@ class Copy:
     leases: list[int]
     fills: list[Fill]
     request: Request | None = None
-    transfer: int = 0
+    transfers: list[int] = field(default_factory=list)
     stream: StreamCopy | None = None
     held: Hold | None = None
     slots: list[Bytes] = field(default_factory=list)
@@ -194,6 +212,7 @@ class Engine:
         self.kind = kind
         self.model = model
         self.alive = True
+        self.now = clock.now
         self.requests: list[Request] = []
         self.spills: list[Spilling] = []
         self.queue = Queue()
@@ -230,8 +249,8 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.requests or self.spills or self.copies)
 
-    def identity(self, epoch: int, digests: bytes, block: int) -> Identity:
-        return self.kind, epoch, digests[32 * block : 32 * block + 32]
+    def identity(self, epoch: int, name: bytes) -> Identity:
+        return self.kind, epoch, name
 
     def exit(self) -> None:
         """All its processes end, in the middle of whatever they do."""
@@ -243,6 +262,10 @@ class Engine:
         for each in self.workers:
             while each.map():
                 pass
+
+
+def names_of(digests: bytes) -> list[bytes]:
+    return [digests[at : at + 32] for at in range(0, len(digests), 32)]
 
 
 def halves(nbytes: int) -> tuple[slice, slice]:

@@ -17,6 +17,9 @@ NOTHING_MOVED_S = 0.05 + 0.25
 NOTHING_SAID_S = 0.05 + 0.1
 """The well has not said a word about this request."""
 
+NOTHING_SEEN_S = 0.15
+"""The well has not said which tails are there."""
+
 TURN_S = 2.0
 """Since this request came to be asked about, or since one in the line last had all that it asked for; and altogether,
 for itself and for each of the most that were in the line with it at a time."""

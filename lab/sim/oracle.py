@@ -16,7 +16,7 @@ import numpy as np
 from stepwell.io.memory import Bytes
 
 Identity = tuple[int, int, bytes]
-"""Which model, weights epoch, digest."""
+"""Which model, weights epoch, and name: a block's digest, and whatever tells its parts apart."""
 
 
 class Violation(Exception):
@@ -31,10 +31,10 @@ class Violation(Exception):
         return f"{self.promise}: {self.what}"
 
 
-PROMISES = ("wrong", "late", "books", "hits", "warm", "paused")
+PROMISES = ("wrong", "late", "books", "hits", "warm", "paused", "looks")
 """Wrong bytes; a request that waits beyond its limits; books that do not balance, something left over or raised; no
 hits although nothing is wrong any more; what was written is not found by the next well; something that is paused goes
-on."""
+on; something is said to be there that never was, or is gone for good."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,11 +65,13 @@ class Oracle:
     def __init__(self) -> None:
         self.fills: list[Fill] = []
         self.right = 0
+        self._whose: dict[Identity, list[Fill]] = {}
         self.seen: Counter[str] = Counter()
 
     def begin(self, identity: Identity, shards: int) -> Fill:
         fill = Fill(len(self.fills) + 1, identity, shards)  # zeros are nobody's
         self.fills.append(fill)
+        self._whose.setdefault(identity, []).append(fill)
         return fill
 
     def clearing(self, model: int, epoch: int) -> list[Fill]:
@@ -101,6 +103,14 @@ class Oracle:
         if fill.cleared is not None and fill.cleared < asked:
             raise Violation("wrong", f"{_name(identity)} came back as fill {nonce}, which was cleared")
         self.right += 1
+
+    def judge_look(self, identity: Identity, asked: int) -> None:
+        """The well has said that this is there, to one who looked after so many events. Raises Violation if it cannot
+        have been."""
+        fills = [fill for fill in self._whose.get(identity, ()) if fill.published]
+        if not any(fill.cleared is None or fill.cleared >= asked for fill in fills):
+            why = "was cleared" if fills else "was never stored"
+            raise Violation("looks", f"{_name(identity)} is said to be there, and {why}")
 
 
 def content(nonce: int, shard: int, nbytes: int) -> Bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from lab.sim.bounds import balance, directories, has_room
 from lab.sim.engine import Engine, Phase, Request
 from lab.sim.oracle import Violation
@@ -27,6 +29,7 @@ def comes_back(world: World) -> None:
     """Raises Violation."""
     _end_what_is_under_way(world)
     _nothing_is_left(world)
+    _looks(world)
     _hits(world)
     if not world.stop_well(_PATIENCE_S):
         raise Violation("late", "a well on good disks does not drain")
@@ -77,6 +80,10 @@ def _end_what_is_under_way(world: World) -> None:
         if world.clock.now() > until:
             waiting = [request.number for engine in world.engines for request in engine.requests]
             raise Violation("late", f"requests {waiting} never end")
+    for session in world.life.hierarchy.registry.sessions.values() if world.life is not None else ():
+        if session.requests or session.transfers:
+            left = f"{len(session.requests)} requests, {len(session.transfers)} transfers"
+            raise Violation("books", f"left of an engine that asks for nothing any more: {left}")
 
 
 def _nothing_is_left(world: World) -> None:
@@ -101,6 +108,35 @@ def _nothing_is_left(world: World) -> None:
     left["quarantines"] = len(life.hierarchy.registry.quarantines)
     if any(left.values()):
         raise Violation("books", "left when nobody is there any more: " + str({k: n for k, n in left.items() if n}))
+
+
+def _looks(world: World) -> None:
+    """Parts of tails that a look says are there: whoever asks for one gets it, or the next look knows better."""
+    for kind, model in enumerate(world.setup.models):
+        if not model.groups:
+            continue
+        engine = _joined(world, kind)
+        for digests, epoch in product(world.setup.prompts, EPOCHS):
+            parts, names = world.tails.parts(engine, digests)
+            for at, here in enumerate(_seen(world, engine, parts, epoch)):
+                if not here:
+                    continue
+                world.oracle.judge_look(engine.identity(epoch, names[at]), world.trace.events)
+                part = parts[32 * at : 32 * at + 32]
+                request = world.tails.ask_part(engine, part, names[at], epoch)
+                _until_ended(world, request)
+                if not request.good and any(_seen(world, engine, part, epoch)):
+                    why = request.ask.reason if request.ask is not None else "no session"
+                    raise Violation("looks", f"what nobody gets is still said to be there ({why or 'it failed'})")
+                world.seen["looks believed" if request.good else "looks that were wrong"] += 1
+
+
+def _seen(world: World, engine: Engine, digests: bytes, epoch: int) -> bytes:
+    look = engine.scheduler.look(digests, epoch)
+    settle(world)
+    if look is None or look.here is None:
+        raise Violation("late", "a look is not answered")
+    return look.here
 
 
 def _hits(world: World) -> None:
@@ -226,10 +262,10 @@ def _spill(world: World, digests: bytes, epoch: int) -> None:
         _found(world, engine, digests, epoch)
 
 
-def _joined(world: World) -> Engine:
+def _joined(world: World, kind: int = 0) -> Engine:
     for engine in list(world.engines):
         world.exit(engine)
-    engine = world.join(0)
+    engine = world.join(kind)
     settle(world)
     if not engine.scheduler.live:
         raise Violation("hits", "an engine cannot join")
@@ -237,10 +273,17 @@ def _joined(world: World) -> Engine:
 
 
 def _found(world: World, engine: Engine, digests: bytes, epoch: int) -> int:
+    """Blocks that a request gets which asks for these."""
     request: Request = world.ask(engine, digests, epoch, 0)
+    _until_ended(world, request)
+    if request.tail is not None:  # it gets all that it needs to go on behind so many, or nothing
+        return request.tail.blocks if request.good else 0
+    return request.first + request.good  # it had the first ones already
+
+
+def _until_ended(world: World, request: Request) -> None:
     until = world.clock.now() + _PATIENCE_S
     while request.phase is not Phase.ENDED:
         _pass(world)
         if world.clock.now() > until:
             raise Violation("late", f"request {request.number} never ends")
-    return request.first + request.good  # it had the first ones already

@@ -4,30 +4,54 @@ time: a few dozen blocks fill the arena, a few segments the disk."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from random import Random
 
 from stepwell.block.digest import Chain
 from stepwell.block.frame import frame_bytes
+from stepwell.block.groups import GroupKind, GroupRule
 from stepwell.block.layout import PAGE, SlabLayout
+from stepwell.engines.common.plan import Shape
 from stepwell.policies.catalog import PLACEMENTS, POLICIES
 from stepwell.tiers.disk.layout import Footer
 
 EPOCHS = (0, 7)
 
+BLOCK_TOKENS = 4
+"""Of models with several cache groups; others need not know."""
+
+_FULL, _FINE = GroupRule(GroupKind.FULL, 4), GroupRule(GroupKind.FULL, 2)
+_WINDOW, _STATE = GroupRule(GroupKind.WINDOW, 4, 6), GroupRule(GroupKind.STATE, 4)
+GROUPS = (
+    (_FULL, _WINDOW),
+    (_FINE, _WINDOW, _WINDOW),
+    (_FULL, GroupRule(GroupKind.WINDOW, 2, 4), _STATE),
+    (_FULL, GroupRule(GroupKind.CHUNK, 4, 8)),
+    (_FULL, _STATE, _STATE),
+)
+"""Cache groups of a model: windows of three blocks, some beside a group with two pages in a block; a window of two
+pages; chunks of two blocks; states."""
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """What engines of one kind say of themselves. `world` ranks with `shard_bytes` each, of which `replicas` in a row
-    hold the same."""
+    hold the same. `groups`: rules of its cache groups; where there are none, it has one and needs every token."""
 
     weights: bytes
     world: int
     shard_bytes: int
     replicas: int = 1
+    groups: tuple[GroupRule, ...] = ()
 
     @property
     def shards(self) -> int:
         return self.world // self.replicas
+
+    @property
+    def shape(self) -> Shape:
+        """Of a model with groups."""
+        return _shape(self)
 
     @property
     def frames(self) -> int:
@@ -58,6 +82,14 @@ class Setup:
     def with_remote(self) -> Setup:
         """The same with a tier that others share below the disk."""
         return replace(self, remote=True)
+
+    def with_groups(self, dice: Random) -> Setup:
+        """The same with two models that have several cache groups, before one that has not, and room for what they
+        need at a time: prompts of a few blocks, each of which has several parts."""
+        plain, groups = self.models[0], dice.sample(GROUPS, 2)
+        some = [replace(plain, weights=bytes([n]) * 32, groups=rules) for n, rules in enumerate(groups)]
+        slab = SlabLayout(plain.shard_bytes, 8).nbytes
+        return replace(self, models=(*some, plain), host_bytes=dice.randint(5, 8) * slab)
 
     @property
     def policy(self) -> str:
@@ -93,6 +125,11 @@ class Setup:
             write=write,
             prefetch=prefetch,
         )
+
+
+@lru_cache
+def _shape(model: Model) -> Shape:
+    return Shape(BLOCK_TOKENS, BLOCK_TOKENS, model.shard_bytes, model.world, model.replicas, model.groups)
 
 
 def prompts(dice: Random, count: int, most: int) -> tuple[bytes, ...]:

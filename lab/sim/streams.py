@@ -73,7 +73,7 @@ class Streams:
             if copy.good + len(refs) > copy.blocks:
                 raise Violation("books", f"{copy.good + len(refs)} blocks of a stream have landed, of {copy.blocks}")
             piece = Copy(copy.worker, copy.rank, copy.shard, copy.session, refs[:, copy.shard], [], [], copy.request,
-                         copy.transfer, copy)  # fmt: skip
+                         [copy.transfer], copy)  # fmt: skip
             copy.worker.copies.append(piece)
             copy.copying = True
             return True

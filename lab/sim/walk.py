@@ -54,14 +54,17 @@ def walk(
     traffic: bool = False,
     pauses: bool = False,
     remote: bool = False,
+    groups: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Walked:
     """The walk of this seed. `cuts`: states after power cuts that are opened on its way, in fair weather and in a
     smaller world. `write`: the wells' write policy; `prefetch`: they guess. `traffic`: now and then a tier hangs while
     requests come all the time; a seed does something else then. `pauses`: an operator pauses and resumes. `remote`:
-    there is a second level below the arena. Raises nothing: what is wrong is in the answer."""
+    there is a second level below the arena. `groups`: most engines have a model with several cache groups. Raises
+    nothing: what is wrong is in the answer."""
     trace, dice = Trace(tell), Random(seed)
-    world = World(Setup.draw(dice, small=cuts > 0, write=write, prefetch=prefetch), dice, trace)
+    setup = Setup.draw(dice, small=cuts > 0, write=write, prefetch=prefetch)
+    world = World(setup.with_groups(Random(f"groups {seed}")) if groups else setup, dice, trace)
     probe = Cuts(world, cuts)
     descriptors = _descriptors()
     violation = None

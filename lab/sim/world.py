@@ -12,13 +12,14 @@ from random import Random
 
 from lab.sim.copies import Copies
 from lab.sim.disk import Disk
-from lab.sim.engine import Copy, Engine, Phase, Request, Spilling, StreamCopy
+from lab.sim.engine import Copy, Engine, Phase, Request, Spilling, StreamCopy, names_of
 from lab.sim.life import Life, Surroundings, keyring
 from lab.sim.limits import Queue
 from lab.sim.line import Line
 from lab.sim.oracle import Fill, Oracle
 from lab.sim.setup import Setup
 from lab.sim.streams import Streams
+from lab.sim.tails import Tails
 from lab.sim.trace import Trace
 from lab.sim.weather import FAIR
 from stepwell.errors import BackendDown, StepwellError
@@ -60,6 +61,7 @@ class World:
         self.life: Life | None = None
         self.copies = Copies(self)
         self.streams = Streams(self)
+        self.tails = Tails(self)
 
     # the well ---------------------------------------------------------------------------------------------------------
 
@@ -210,7 +212,10 @@ class World:
 
     def ask(self, engine: Engine, digests: bytes, epoch: int, order: int) -> Request:
         self.requests += 1
-        request = Request(self.requests, self.trace.events, epoch, digests, engine.scheduler.ask(digests, epoch, order))
+        if engine.model.groups:
+            return self.tails.ask(engine, digests, epoch, order)
+        ask, names = engine.scheduler.ask(digests, epoch, order), names_of(digests)
+        request = Request(self.requests, self.trace.events, epoch, digests, names, ask)
         request.streams = self.dice.random() < STREAMED
         engine.requests.append(request)
         engine.queue.entered(request.ask)
@@ -225,6 +230,9 @@ class World:
             self.finish(engine, request, "no session")
             return
         engine.queue.polled(ask, now)
+        if request.tail is not None:
+            self.tails.poll(engine, request, request.tail, ask)
+            return
         request.streams = request.streams and (bool(ask.ends) or not ask.final)
         known = request.streams and bool(ask.ends)
         if not engine.scheduler.settle(ask, 0) and not (known and max(ask.blocks, ask.known)):
@@ -243,6 +251,9 @@ class World:
         """The engine has room for what was offered, and recalls it; at times it has the first of it already."""
         ask = request.ask
         assert ask is not None
+        if request.tail is not None:
+            self.tails.recall(engine, request, request.tail, ask)
+            return
         request.first = 0 if self.dice.random() < 0.8 else self.dice.randrange(request.offered)
         if request.streams:
             self.streams.begin(engine, request)
@@ -254,13 +265,14 @@ class World:
         request.missing = set(range(engine.model.world))
         for rank, each in enumerate(engine.workers):
             shard = rank // engine.model.replicas
-            each.copies.append(Copy(each, rank, shard, ask.session, refs[:, shard], [], [], request, transfer))
+            each.copies.append(Copy(each, rank, shard, ask.session, refs[:, shard], [], [], request, [transfer]))
 
     def release(self, engine: Engine, request: Request) -> None:
         """Aborted, while it waits or was offered something."""
         if request.ask is not None and request.phase in (Phase.WAITING, Phase.OFFERED):
             engine.queue.left(request.ask, self.clock.now())
             engine.scheduler.release(request.ask)
+            self.tails.end(engine, request)
             self.finish(engine, request, "aborted")
 
     def finish(self, engine: Engine, request: Request, why: str) -> None:
@@ -274,10 +286,18 @@ class World:
     # spills -----------------------------------------------------------------------------------------------------------
 
     def spill(self, engine: Engine, digests: bytes, epoch: int, first: int) -> None:
-        parent = digests[32 * first - 32 : 32 * first]
-        spill = engine.scheduler.reserve(parent, digests[32 * first :], epoch, first)
+        if engine.model.groups:
+            self.tails.spill(engine, digests, epoch, first)
+            return
+        parent, rest = digests[32 * first - 32 : 32 * first], digests[32 * first :]
+        self.reserve(engine, parent, rest, epoch, first, names_of(rest))
+
+    def reserve(
+        self, engine: Engine, parent: bytes, digests: bytes, epoch: int, first: int, names: list[bytes]
+    ) -> None:
+        spill = engine.scheduler.reserve(parent, digests, epoch, first)
         if spill is not None:
-            engine.spills.append(Spilling(epoch, digests[32 * first :], spill, self.clock.now()))
+            engine.spills.append(Spilling(epoch, names, spill, self.clock.now()))
 
     def look_at_spills(self, engine: Engine) -> None:
         for spilling in list(engine.spills):
@@ -303,7 +323,7 @@ class World:
             return
         fills = []
         for block, lease in mine:
-            fill = self.oracle.begin(engine.identity(spilling.epoch, spilling.digests, block), engine.model.shards)
+            fill = self.oracle.begin(engine.identity(spilling.epoch, spilling.names[block]), engine.model.shards)
             self.fills[spill.session, lease] = fill
             fills.append(fill)
         rows = spill.refs[: len(mine)]
