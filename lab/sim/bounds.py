@@ -58,9 +58,9 @@ def directories(world: World) -> list[DiskDirectory]:
 
 def has_room(world: World) -> bool:
     """Two blocks can be written: some directory takes part, and each that does can hold all of their parts and a
-    segment more beside what it must keep because it cannot read it. One that cannot refuses its share of what is written, whatever room others have;
-    with one segment alone, each block takes the place of the last. One that could not be listed when the well was
-    opened takes no part."""
+    segment more beside what it must keep because it cannot read it. One that cannot refuses its share of what is
+    written, whatever room others have; without that segment, each block takes the place of the last. One that could not
+    be listed when the well was opened takes no part."""
     model = world.setup.models[0]
     frames = 2 * (len(model.shape.parts) if model.groups else 1) * model.frames
     segments = 1 + -(-frames // (world.setup.segment - 2 * PAGE))

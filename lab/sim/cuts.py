@@ -15,6 +15,7 @@ from lab.sim.files import SimFiles
 from lab.sim.life import Surroundings, make_well
 from lab.sim.oracle import Oracle, Violation
 from lab.sim.setup import EPOCHS, Model
+from lab.sim.tails import parts
 from lab.sim.trace import Trace
 from stepwell.block.layout import SlabLayout
 from stepwell.block.namespace import DEFAULT_TENANT
@@ -180,14 +181,14 @@ class _Reader:
                 return
         raise Violation("books", "the well is never done")
 
-    def recall(self, kind: int, epoch: int, digests: bytes, oracle: Oracle, now: int) -> int:
+    def recall(self, kind: int, epoch: int, prompt: bytes, oracle: Oracle, now: int) -> int:
         """A run of blocks that are there, the next run behind the first that is not, and so on to the end."""
         at = recalled = 0
+        digests, names = parts(self._model, prompt)
         while 32 * at < len(digests):
             rows = self._ask(epoch, digests[32 * at :])
             for n, row in enumerate(rows):
-                block = 32 * (at + n)
-                oracle.judge((kind, epoch, digests[block : block + 32]), [self._shard(ref) for ref in row], now)
+                oracle.judge((kind, epoch, names[at + n]), [self._shard(ref) for ref in row], now)
             recalled += len(rows)
             at += len(rows) + 1
         return recalled

@@ -8,6 +8,7 @@ from lab.sim.bounds import balance, directories, has_room
 from lab.sim.engine import Engine, Phase, Request
 from lab.sim.oracle import Violation
 from lab.sim.setup import EPOCHS
+from lab.sim.tails import parts
 from lab.sim.world import World
 from stepwell.hierarchy import audit
 
@@ -80,6 +81,7 @@ def _end_what_is_under_way(world: World) -> None:
         if world.clock.now() > until:
             waiting = [request.number for engine in world.engines for request in engine.requests]
             raise Violation("late", f"requests {waiting} never end")
+    settle(world)
     for session in world.life.hierarchy.registry.sessions.values() if world.life is not None else ():
         if session.requests or session.transfers:
             left = f"{len(session.requests)} requests, {len(session.transfers)} transfers"
@@ -111,18 +113,18 @@ def _nothing_is_left(world: World) -> None:
 
 
 def _looks(world: World) -> None:
-    """Parts of tails that a look says are there: whoever asks for one gets it, or the next look knows better."""
+    """Parts of blocks that a look says are there: whoever asks for one gets it, or the next look knows better."""
     for kind, model in enumerate(world.setup.models):
         if not model.groups:
             continue
         engine = _joined(world, kind)
         for digests, epoch in product(world.setup.prompts, EPOCHS):
-            parts, names = world.tails.parts(engine, digests)
-            for at, here in enumerate(_seen(world, engine, parts, epoch)):
+            stored, names = parts(model, digests)
+            for at, here in enumerate(_seen(world, engine, stored, epoch)):
                 if not here:
                     continue
                 world.oracle.judge_look(engine.identity(epoch, names[at]), world.trace.events)
-                part = parts[32 * at : 32 * at + 32]
+                part = stored[32 * at : 32 * at + 32]
                 request = world.tails.ask_part(engine, part, names[at], epoch)
                 _until_ended(world, request)
                 if not request.good and any(_seen(world, engine, part, epoch)):
@@ -255,9 +257,10 @@ def _renew(world: World) -> None:
 
 def _spill(world: World, digests: bytes, epoch: int) -> None:
     engine = _joined(world)
-    world.spill(engine, digests, epoch, 0)
-    for _ in range(4):
-        _pass(world)
+    for _ in range(2 if engine.model.groups else 1):  # what there was no room for yet is offered again
+        world.spill(engine, digests, epoch, 0)
+        for _ in range(4):
+            _pass(world)
     if world.setup.write == "second_touch":
         _found(world, engine, digests, epoch)
 

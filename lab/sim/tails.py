@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lab.sim.engine import Copy, Engine, Phase, Request, Tail
+from lab.sim.engine import Copy, Engine, Phase, Request, Tail, names_of
 from lab.sim.limits import NOTHING_SEEN_S
 from lab.sim.oracle import Violation
-from lab.sim.setup import BLOCK_TOKENS
+from lab.sim.setup import BLOCK_TOKENS, Model
 from stepwell.block.digest import Chain
 from stepwell.client.questions import BlocksQuestion, PrefixQuestion
 from stepwell.client.scheduler import SchedulerClient
@@ -158,18 +158,14 @@ class Tails:
             request.names = request.names[:last] + _names(tail.chain, places)
             world.seen["recalled with a tail"] += 1
         self.end(engine, request)
+        if len(refs) < last - request.first + len(places):
+            raise Violation("wrong", f"request {request.number} goes on without all that it needs")
         request.offered, request.good = request.first + len(refs), len(refs)
         request.phase, request.missing = Phase.COPYING, set(range(engine.model.world))
         for rank, each in enumerate(engine.workers):
             shard = rank // engine.model.replicas
             copy = Copy(each, rank, shard, ask.session, refs[:, shard], [], [], request, list(transfers))
             each.copies.append(copy)
-
-    def parts(self, engine: Engine, digests: bytes) -> tuple[bytes, list[bytes]]:
-        """All parts of these blocks' tails: their digests, and the oracle's names for them."""
-        chain = _chain(digests)
-        places = [(block, part) for block in range(len(chain)) for part in engine.model.shape.tail]
-        return tail_digests(chain, places), _names(chain, places)
 
     def ask_part(self, engine: Engine, digest: bytes, name: bytes, epoch: int) -> Request:
         """Asks for one part, alone."""
@@ -209,6 +205,17 @@ class Tails:
         tail = [place for place in tail if not (whims and whims.random() < TAKEN_BACK)]
         if tail:
             world.reserve(engine, b"", tail_digests(chain, tail), epoch, -1, _names(chain, tail))
+
+
+def parts(model: Model, digests: bytes) -> tuple[bytes, list[bytes]]:
+    """All parts of these blocks, those of the tail last: their digests, and the oracle's names for them."""
+    if not model.groups:
+        return digests, names_of(digests)
+    chain, shape = _chain(digests), model.shape
+    blocks = len(chain) * len(shape.prefix)
+    tail = [(block, part) for block in range(len(chain)) for part in shape.tail]
+    stored = prefix_digests(chain, shape, 0, blocks) + tail_digests(chain, tail)
+    return stored, _names(chain, [*shape.places(0, blocks), *tail])
 
 
 def _chain(digests: bytes) -> Chain:

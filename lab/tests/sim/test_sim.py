@@ -170,10 +170,11 @@ def _finds(
     cuts: int = 0,
     traffic: bool = False,
     pauses: bool = False,
+    groups: bool = False,
 ) -> Violation:
     """Some walk of so many breaks one of these promises. `first`: a seed shortly before one that does: saves time."""
     for seed in range(first, first + walks):
-        violation = walk(seed, steps, cuts=cuts, traffic=traffic, pauses=pauses).violation
+        violation = walk(seed, steps, cuts=cuts, traffic=traffic, pauses=pauses, groups=groups).violation
         if violation is not None:
             assert violation.promise in promises, violation
             print("found by seed", seed)
