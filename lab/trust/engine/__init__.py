@@ -4,7 +4,8 @@ A plain vLLM says what is right (`prompts`). Then engines with the connector, se
 the same in random rounds: alone and together, some aborted at a random moment, with a pool so small that requests are
 preempted, and with a host tier that holds less than half of what is asked for, so that much comes from the disk. One
 fault after the other befalls the well (`engine_faults`). Whatever happens, a request that is not aborted is answered
-with the right tokens, and when nobody asks for anything, nothing is held for anybody.
+with the right tokens, and when nobody asks for anything, nothing is held for anybody. Then the same, shorter, with
+engines whose models keep their KV in other ways, and with one that drafts tokens (`others`).
 
 Nothing is tried only where no plain vLLM can be run. Once one has answered, whatever ends the trial early is ours, a
 machine that is far too busy included, and counts; what was counted before is told all the same.
@@ -17,12 +18,12 @@ from importlib.util import find_spec
 
 from lab.bench.serving.engines import in_one_process
 from lab.trust.budget import Budget
-from lab.trust.engine import hang, said
+from lab.trust.engine import hang, others, said
 from lab.trust.engine.prompts import Prompt, answered, draw
-from lab.trust.engine.tally import Findings, Tally
+from lab.trust.engine.tally import Tally
 from lab.trust.engine.trial import NotStarted, Trial
 from lab.trust.engine.well import PAGE, TestedWell, tested_well
-from lab.trust.report import Row, ended_by
+from lab.trust.report import Row
 from stepwell.demo import documents as library
 from stepwell.demo import model as models
 from stepwell.demo.engine import EngineConfig, EngineFailed, EngineProcess
@@ -48,36 +49,28 @@ def run(budget: Budget) -> Iterator[Row]:
             yield from _untried(budget, f"no plain engine could be tried: {error}")
             return
         yield from _tried(well, config, prompts, budget)
+    yield from others.rows(budget)
 
 
 def _tried(well: TestedWell, config: EngineConfig, prompts: list[Prompt], budget: Budget) -> Iterator[Row]:
-    requests, lives = budget.of(300, 10_000), budget.of(2, 20)
     trial = Trial(well, config, prompts, budget)
     tally, hung = trial.tally, hang.untried("no engine came so far", budget.seed)
     try:
         trial.begin()
         trial.fill()
-        for life in range(lives):
-            if life:
-                trial.kill_engine()
-            trial.serve((requests - tally.requests) // (lives - life))
+        trial.live(budget.of(260, 10_000), budget.of(2, 20))
         hung = hang.rows(trial.engine, well, prompts, budget)
     except NotStarted as error:
-        _ends(tally, tally.unstarted, error)
+        tally.ends(tally.unstarted, error)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is counted, and what was counted is told
-        _ends(tally, tally.wrong, error)
+        tally.ends(tally.wrong, error)
     try:
         trial.close()
     except Exception as error:  # noqa: BLE001 - the same
-        _ends(tally, tally.left, error)
+        tally.ends(tally.left, error)
     yield from _rows(tally, well, budget)
     yield from hung
     yield said.row(well.folder, prompts, budget.seed)
-
-
-def _ends(tally: Tally, promise: Findings, error: Exception) -> None:
-    promise.add(ended_by(error))
-    tally.ended = str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _setting(well: TestedWell, budget: Budget) -> tuple[EngineConfig, list[Prompt]]:
@@ -117,7 +110,7 @@ def _rows(tally: Tally, well: TestedWell, budget: Budget) -> list[Row]:
             held,
             tally.leaks.first,
         ),
-        Row(LEFT, tally.ends, tally.left.count, seed, "a case is an engine that ended", tally.left.first),
+        Row(LEFT, tally.ended_engines, tally.left.count, seed, "a case is an engine that ended", tally.left.first),
     ]
 
 

@@ -28,14 +28,14 @@ CLEAR, CLOSE = 0.02, 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`answer` are the `OUTPUT` tokens that a plain engine goes on with, `logprobs` theirs."""
+    """`answer` are the tokens that a plain engine goes on with, `logprobs` theirs."""
 
     tokens: tuple[int, ...]
     answer: tuple[int, ...]
     logprobs: tuple[float, ...]
 
     def wrong(self, answer: Answer, asked: int) -> str:
-        """What is wrong with an answer of so many tokens, at most `OUTPUT`; empty if nothing is."""
+        """What is wrong with an answer of so many tokens, at most those that are known; empty if nothing is."""
         if len(answer.token_ids) != asked or answer.logprobs is None:
             return f"{len(answer.token_ids)} of {asked} tokens, finished by {answer.finish_reason}"
         if tuple(answer.token_ids) != self.answer[:asked]:
@@ -60,13 +60,13 @@ def draw(documents: Sequence[DemoDocument], dice: random.Random, page: int) -> l
     return prompts
 
 
-def answered(plain: EngineProcess, prompts: Iterable[tuple[int, ...]]) -> list[Prompt]:
-    """Those whose answers are clear. Raises EngineFailed."""
+def answered(plain: EngineProcess, prompts: Iterable[tuple[int, ...]], output: int = OUTPUT) -> list[Prompt]:
+    """Those whose answers, of so many tokens, are clear. Raises EngineFailed."""
     found = []
     for prompt in prompts:
-        answer = plain.ask(list(prompt), OUTPUT, logprobs=2)
+        answer = plain.ask(list(prompt), output, logprobs=2)
         clear = answer.margins is not None and all(one is not None and one >= CLEAR for one in answer.margins)
         logprobs = [one for one in answer.logprobs or [] if one is not None]
-        if clear and len(logprobs) == OUTPUT:
+        if clear and len(logprobs) == output:
             found.append(Prompt(prompt, tuple(answer.token_ids), tuple(logprobs)))
     return found

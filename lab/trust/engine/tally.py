@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from lab.trust.report import ended_by
 from stepwell.demo.wire import Answer
 
 _MOST_EVIDENCE = 10
@@ -26,7 +27,7 @@ class Findings:
 @dataclass(slots=True)
 class Tally:
     """By the name of a fault: requests that were to be `answered`, those that were `aborted`, times that the fault took
-    effect, tokens recalled meanwhile. `starts` and `ends` are those of engines. `seen`: what the wells counted, by the
+    effect, tokens recalled meanwhile. `starts` and `ended_engines`: of engines. `seen`: what the wells counted, by the
     names of their stats. `ended`: why the rest was not tried."""
 
     answered: Counter[str] = field(default_factory=Counter)
@@ -39,7 +40,7 @@ class Tally:
     resets: int = 0
     killed: int = 0
     starts: int = 0
-    ends: int = 0
+    ended_engines: int = 0
     looks: int = 0
     ended: str = ""
     unstarted: Findings = field(default_factory=Findings)
@@ -56,6 +57,11 @@ class Tally:
         receipt = (answer.kv_transfer_params or {}).get("stepwell", {})
         self.recalled[fault] += receipt.get("recalled_tokens", 0)
         self.from_disk += receipt.get("tiers", {}).get("disk", 0)
+
+    def ends(self, promise: Findings, error: Exception) -> None:
+        """The rest is not tried because of this, which breaks the promise."""
+        promise.add(ended_by(error))
+        self.ended = str(error).splitlines()[0] if str(error) else type(error).__name__
 
     def remark(self) -> str:
         """Which faults were on for how many requests and how often they took effect, and which were never met."""

@@ -15,7 +15,7 @@ from lab.bench.serving import engines
 from lab.rig.well import until
 from lab.trust.budget import Budget
 from lab.trust.engine.faults import CALM, Fault, kinds
-from lab.trust.engine.prompts import OUTPUT, Prompt
+from lab.trust.engine.prompts import Prompt
 from lab.trust.engine.tally import Tally
 from lab.trust.engine.well import TestedWell
 from stepwell.demo.engine import EngineConfig, EngineFailed, EngineProcess, is_tracker
@@ -35,6 +35,7 @@ promised where the machine is not busy."""
 
 _ABORTS, _GONE_WITHIN_S = 0.15, 0.6
 _RESETS, _RESETS_OF_ALL = 0.3, 0.01
+_EMPTIED = 0.3
 _STEPS_APART = 6
 _UNSALTED, _ROUNDS_OF_A_SALT = 0.5, 12
 """A new salt makes old prompts new to the well: there is always something to be written."""
@@ -51,15 +52,20 @@ class NotStarted(Exception):
 class Trial:
     """One well and its engines, one after the other. At the end `close`, whatever happened."""
 
-    def __init__(self, well: TestedWell, config: EngineConfig, prompts: Sequence[Prompt], budget: Budget) -> None:
+    def __init__(
+        self, well: TestedWell, config: EngineConfig, prompts: Sequence[Prompt], budget: Budget, name: str = "engine"
+    ) -> None:
+        """With another `name` than that of the campaign it has dice of its own, and all prompts fit into host memory,
+        which is emptied now and then."""
         self.tally = Tally()
+        self._name = name
         self._well = well
         self._config = config
         self._prompts = prompts
         self._budget = budget
-        self._dice = budget.dice("engine", "rounds")
+        self._dice = budget.dice(name, "rounds")
         self._striker = ThreadPoolExecutor(1, "striker")
-        self._faults = _in_turn(kinds(well), budget.dice("engine", "faults"))
+        self._faults = _in_turn(kinds(well), budget.dice(name, "faults"))
         self._unmet: Fault | None = None
         self._rounds = self._failures = 0
         self._preempted = 0  # requests of the present engine that have been counted
@@ -82,7 +88,7 @@ class Trial:
     def fill(self) -> None:
         """Everything is asked once, and goes down to the disk."""
         for prompt in self._prompts:
-            self._ask(CALM, [(prompt, Question(list(prompt.tokens), OUTPUT, sampling={"logprobs": 0}))])
+            self._ask(CALM, [(prompt, Question(list(prompt.tokens), len(prompt.answer), sampling={"logprobs": 0}))])
         until(lambda: self._well.stats().get("disk_write_queue_bytes") == 0, PATIENCE_S, _POLL_S)
 
     def serve(self, requests: int) -> None:
@@ -94,6 +100,13 @@ class Trial:
             self._episode(next(self._faults))
             if unmet is not None:
                 self._episode(unmet)
+
+    def live(self, requests: int, lives: int) -> None:
+        """So many requests in all, to engines of which each but the last is killed. Raises NotStarted."""
+        for life in range(lives):
+            if life:
+                self.kill_engine()
+            self.serve((requests - self.tally.requests) // (lives - life))
 
     def kill_engine(self) -> None:
         """One of its processes is killed while it serves, and those that are left a moment later. What becomes of its
@@ -145,7 +158,7 @@ class Trial:
         self._look(f"after {fault.name}, round {self._rounds}", engines=1)
         if not tally.effects[fault.name] and fault is not CALM:
             self._unmet = fault
-        told = f"engine: {tally.requests} requests, {tally.wrong.count} wrong; {fault.name}"
+        told = f"{self._name}: {tally.requests} requests, {tally.wrong.count} wrong; {fault.name}"
         self._budget.tell(f"{told}: {tally.effects[fault.name]}x")
 
     def _count(self, before: dict[str, int | float | str]) -> None:
@@ -170,6 +183,8 @@ class Trial:
         if dice.random() < _RESETS:
             everything = dice.random() < _RESETS_OF_ALL
             self.tally.resets += self.engine.reset_prefix_cache(connector=everything)
+        if self._name != "engine" and dice.random() < _EMPTIED:
+            self._well.forget_host()
         asked = [self._question(place) for place in range(dice.choice(TOGETHER))]
         striking = None
         if strike is not None:
@@ -187,7 +202,7 @@ class Trial:
         after = dice.randrange(_STEPS_APART) if place else 0
         salt = None if dice.random() < _UNSALTED else str(self._rounds // _ROUNDS_OF_A_SALT)
         return prompt, Question(
-            list(prompt.tokens), dice.randint(1, OUTPUT), salt, {"logprobs": 0}, after=after, leaves_s=gone
+            list(prompt.tokens), dice.randint(1, len(prompt.answer)), salt, {"logprobs": 0}, after=after, leaves_s=gone
         )
 
     def _ask(self, fault: Fault, asked: Sequence[tuple[Prompt, Question]]) -> None:
@@ -215,7 +230,7 @@ class Trial:
 
     def _start(self) -> EngineProcess:
         self._preempted = 0
-        engine = EngineProcess.start(self._config, self._well.folder / "engine.log")
+        engine = EngineProcess.start(self._config, self._well.folder / f"{self._name}.log")
         try:
             engines.warm_up(engine, self._config.page)
         except BaseException:
@@ -237,7 +252,7 @@ class Trial:
     def _end(self, end: Callable[[], None]) -> None:
         """The engine is gone afterwards, and so should be what was held for it."""
         shared = storage.shared_files(self.engine.pids())
-        self.tally.ends += 1
+        self.tally.ended_engines += 1
         end()
         self._engine = None
         self._look(f"after engine {self._rounds}", engines=0)

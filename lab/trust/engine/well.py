@@ -53,10 +53,10 @@ class TestedWell:
     def disk(self) -> Path:
         return (self.folder if self.faulty is None else self.faulty.path) / "disk"
 
-    def connector(self) -> dict[str, Any]:
+    def connector(self, block: int = PAGE) -> dict[str, Any]:
         """Whatever is there is recalled: a disk that hung is not left alone because computing looks cheaper."""
         wishes = {"host": HOST, "disk": f"{self.disk}:{DISK}", "recall": "always", "log_level": "debug"}
-        extra = {"home": str(self.home), "receipts": True, "block_tokens": PAGE, **wishes}
+        extra = {"home": str(self.home), "receipts": True, "block_tokens": block, **wishes}
         return {"kv_connector": NAME, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
     def env(self) -> dict[str, str]:
@@ -76,6 +76,11 @@ class TestedWell:
 
     def kill(self) -> None:
         self._signal("killed", signal.SIGKILL)
+
+    def forget_host(self) -> None:
+        """Drops host memory's blocks: what is asked for next comes from the disk. Quiet if it cannot, or not now."""
+        with contextlib.suppress(StepwellError):
+            control.clear(self.home, ["host"], seconds=1.0)
 
     def halt(self) -> None:
         self._signal("halted", signal.SIGSTOP)
