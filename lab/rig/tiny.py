@@ -95,11 +95,12 @@ KINDS: dict[str, Config] = {
     "cohere2": _config("Cohere2ForCausalLM", "cohere2", [WINDOWED] * 3 + [FULL], layer_norm_eps=1e-5, logit_scale=1.0),
     "olmo3": _config("Olmo3ForCausalLM", "olmo3", [WINDOWED] * 3 + [FULL], num_key_value_heads=4),
     "olmo3 without windows": _config("Olmo3ForCausalLM", "olmo3", [FULL] * 4, num_key_value_heads=4),
-    # Layers of convolutions keep the last two inputs: a state.
+    # Layers of convolutions keep the last two inputs: a state. That of one behind all attention would matter to the next
+    # two tokens only.
     "lfm2": _config(
         "Lfm2ForCausalLM",
         "lfm2",
-        [CONVOLUTION, CONVOLUTION, FULL, CONVOLUTION],
+        [CONVOLUTION] * 3 + [FULL],
         conv_L_cache=3,
         conv_dim=128,
         conv_bias=False,

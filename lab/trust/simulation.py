@@ -30,10 +30,10 @@ _REMOTE = tuple(f"remote: {what}" for what in ("fail", "flip", "swap", "lose", "
 
 
 def run(budget: Budget) -> Iterable[Row]:
-    walks, states = budget.of(ci=100, full=20_000), budget.of(ci=50_000, full=1_000_000)
+    walks, states = budget.of(ci=75, full=20_000), budget.of(ci=50_000, full=1_000_000)
     beside = budget.of(ci=25, full=5_000)
     foul, cut = _Sum(f"--steps {LONG}"), _Sum(f"--steps {STEPS} --cuts {CUTS}")
-    busy, paused, two = (_Sum(f"--steps {LONG} --{how}") for how in ("traffic", "pauses", "remote"))
+    busy, paused, two, parts = (_Sum(f"--steps {LONG} --{how}") for how in ("traffic", "pauses", "remote", "groups"))
 
     def asked() -> Iterator[_Asked]:
         """The number of walks that are there for power cuts is known when their states have been counted."""
@@ -41,6 +41,7 @@ def run(budget: Budget) -> Iterable[Row]:
         yield from _walks(budget, busy, "traffic", LONG, beside, traffic=True)
         yield from _walks(budget, paused, "pauses", LONG, beside, pauses=True)
         yield from _walks(budget, two, "two levels", LONG, beside, remote=True)
+        yield from _walks(budget, parts, "groups", LONG, beside, groups=True)
         yield from _walks(budget, cut, "cuts", STEPS, None, cuts=CUTS)
 
     with ProcessPoolExecutor(budget.processes, multiprocessing.get_context("spawn")) as pool:
@@ -53,7 +54,7 @@ def run(budget: Budget) -> Iterable[Row]:
                 budget.tell(f"{cut.states:,} of {states:,} states after power cuts")
             if cut.states >= states:
                 break
-    return _rows(budget.seed, foul, busy, paused, two, cut)
+    return _rows(budget.seed, foul, busy, paused, two, parts, cut)
 
 
 def _told(walks: _Sum, events: tuple[str, ...]) -> str:
@@ -114,9 +115,9 @@ def _in_order(pool: ProcessPoolExecutor, budget: Budget, asked: Iterator[_Asked]
             future.cancel()
 
 
-def _rows(seed: int, foul: _Sum, busy: _Sum, paused: _Sum, two: _Sum, cut: _Sum) -> list[Row]:
+def _rows(seed: int, foul: _Sum, busy: _Sum, paused: _Sum, two: _Sum, parts: _Sum, cut: _Sum) -> list[Row]:
     faults = _told(foul, _FAULTS)
-    every = (foul, busy, paused, two, cut)
+    every, unpaused = (foul, busy, paused, two, parts, cut), (foul, two, parts, cut)
     seen = sum((one.seen for one in every), Counter[str]())
 
     def tried(promise: str, *ends: str) -> int:
@@ -127,6 +128,7 @@ def _rows(seed: int, foul: _Sum, busy: _Sum, paused: _Sum, two: _Sum, cut: _Sum)
         evidence = tuple(each for one in sums for each in one.evidence.get(key, ()))
         return Row(promise, cases, sum(one.broken[key] for one in sums), seed, remark, evidence)
 
+    looks = tried("looks", "seen to be there", "looks believed", "looks that were wrong")
     after_faults = tried("hits", "asked after faults")
     found_again = tried("warm", "found after a kill", "found after a stop")
     return [
@@ -136,10 +138,18 @@ def _rows(seed: int, foul: _Sum, busy: _Sum, paused: _Sum, two: _Sum, cut: _Sum)
             "disks that had lied"),
         row("recalls are right or misses with a shared tier below the disk", two.right, "wrong", (two,),
             f"blocks recalled in {two.walks:,} walks: {_told(two, _REMOTE)} of the shared tier"),
+        row("recalls of windows and states are right and whole, or misses", parts.right, "wrong", (parts,),
+            f"parts of blocks recalled in {parts.walks:,} walks, in which most engines have a model with several cache "
+            f"groups: {parts.seen['recalled with a tail']:,} recalls of a prefix and a tail, "
+            f"{parts.seen['ended: no_window']:,} prefixes without a tail; {_told(parts, _FAULTS)} against disks that "
+            "had lied"),
+        row("what a look says is there was stored, and is not said to be there for ever", looks, "looks", (parts,),
+            f"parts that looks said were there: {parts.seen['seen to be there']:,} while all went on, and each of the "
+            f"others was asked for in the end: {parts.seen['looks that were wrong']:,} had gone"),
         row("recalls are right or misses, simulated power cuts", cut.states, "wrong", (cut,),
             f"different states of disks, each opened by a fresh well and asked for all; {cut.right:,} blocks recalled"),
-        row("requests end within their limits, simulated clock", foul.requests + two.requests + cut.requests, "late",
-            (foul, two, cut),
+        row("requests end within their limits, simulated clock", sum(one.requests for one in unpaused), "late",
+            unpaused,
             "requests whose every wait was compared with ADR 0015, tiers that hang included; "
             f"{seen['streams']:,} were recalled as streams"),
         row("requests end within their limits while others recall and a tier hangs", busy.requests, "late", (busy,),

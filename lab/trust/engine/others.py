@@ -73,9 +73,9 @@ _NGRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 
 _NO_KERNEL = {"custom_ops": ["-rotary_embedding"]}  # vLLM's for CPUs takes queries and keys for one tensor
 
 OTHERS = (
-    Other("sliding windows", "gemma4", pool=40, block=2 * PAGE),
+    Other("sliding windows", "gemma4", pool=34, block=2 * PAGE),
     Other("recurrent states", "lfm2", pool=20, extra={"compilation_config": _NO_KERNEL}),
-    Other("tokens drafted by n-grams", "olmo3 without windows", pool=14, drafts=_NGRAMS),
+    Other("tokens drafted by n-grams", "olmo3 without windows", pool=13, drafts=_NGRAMS),
 )
 
 
