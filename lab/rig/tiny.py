@@ -95,8 +95,8 @@ KINDS: dict[str, Config] = {
     "cohere2": _config("Cohere2ForCausalLM", "cohere2", [WINDOWED] * 3 + [FULL], layer_norm_eps=1e-5, logit_scale=1.0),
     "olmo3": _config("Olmo3ForCausalLM", "olmo3", [WINDOWED] * 3 + [FULL], num_key_value_heads=4),
     "olmo3 without windows": _config("Olmo3ForCausalLM", "olmo3", [FULL] * 4, num_key_value_heads=4),
-    # Layers of convolutions keep the last two inputs: a state. That of one behind all attention would matter to the next
-    # two tokens only.
+    # Layers of convolutions keep the last two inputs: a state. Behind all attention it would matter to the next two
+    # tokens only.
     "lfm2": _config(
         "Lfm2ForCausalLM",
         "lfm2",

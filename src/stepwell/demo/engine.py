@@ -42,9 +42,11 @@ from stepwell.demo.wire import (
     Shutdown,
 )
 
-# One OpenMP thread: two on a busy machine spin at each other's barriers. No network, no usage reports.
+# One OpenMP thread: two on a busy machine spin at each other's barriers, and numba, which drafts n-grams, would bring
+# more. No network, no usage reports.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
