@@ -50,6 +50,7 @@ def trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch
     monkeypatch.setattr(campaign, "find_spec", lambda name: True)
     monkeypatch.setattr(campaign, "tested_well", place)
     monkeypatch.setattr(campaign, "_setting", lambda well, budget: (None, []))
+    monkeypatch.setattr(campaign.others, "rows", lambda budget: iter(()))
     monkeypatch.setattr(Trial, "_start", lambda self: FakeEngine())
     monkeypatch.setattr(Trial, "_look", lambda self, when, engines: None)
     monkeypatch.setattr(Trial, "fill", lambda self: None)
