@@ -66,7 +66,7 @@ def trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch
     def begin(self: Trial) -> None:
         self._engine = FakeEngine()  # type: ignore[assignment]
 
-    def tries(engine: object, well: object, prompts: list[Prompt], name: str, found: Noticed) -> None:
+    def tries(engine: object, well: object, prompts: list[Prompt], block: int, name: str, found: Noticed) -> None:
         found.cases += 9
 
     monkeypatch.setattr(others, "tested_well", place)
@@ -108,7 +108,7 @@ def test_whatever_ends_one_counts_and_costs_the_others_nothing(trial: pytest.Mon
 
 
 def test_a_wrong_page_that_nobody_notices_is_a_violation(trial: pytest.MonkeyPatch) -> None:
-    def tries(engine: object, well: object, prompts: list[Prompt], name: str, found: Noticed) -> None:
+    def tries(engine: object, well: object, prompts: list[Prompt], block: int, name: str, found: Noticed) -> None:
         found.unnoticed.append(name)
 
     trial.setattr(others, "try_each", tries)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lab.rig.well import until
 from lab.trust.engine.prompts import Prompt
 from lab.trust.engine.well import HOST, TestedWell
 from stepwell.block.layout import SlabLayout
@@ -34,9 +35,11 @@ class Noticed:
     untried: list[str] = field(default_factory=list)
 
 
-def try_each(engine: EngineProcess, well: TestedWell, prompts: Sequence[Prompt], name: str, found: Noticed) -> None:
-    """Nothing else may be asked meanwhile."""
-    _ask_until_recalled(engine, prompts[0], "control")
+def try_each(
+    engine: EngineProcess, well: TestedWell, prompts: Sequence[Prompt], block: int, name: str, found: Noticed
+) -> None:
+    """`block`: tokens of one. Nothing else may be asked meanwhile. Raises TimeoutError where nothing is recalled."""
+    _recalled(engine, prompts[0], block, "control")
     try:
         arena = _Arena(engine, well)
         before = arena.slots
@@ -45,16 +48,16 @@ def try_each(engine: EngineProcess, well: TestedWell, prompts: Sequence[Prompt],
         return
     for number, prompt in enumerate(prompts):
         salt = f"control {number}"
-        _ask_until_recalled(engine, prompt, salt)
-        counted = well.stats()
-        right = _ask(engine, prompt, salt)
-        blocks = int(well.stats()["recalled_blocks"]) - int(counted["recalled_blocks"])
+        _recalled(engine, prompt, block, salt)
+        counted = _recalled_blocks(well)
+        right = _recalled(engine, prompt, block, salt)
+        blocks = _recalled_blocks(well) - counted
         slots = arena.slots
         mine = [at for at, content in slots.items() if before.get(at) != content]
         noticed = 0
         for at, other in zip(mine, [*mine[1:], mine[0]], strict=True):
             arena.write(at, slots[other])
-            noticed += bool(prompt.wrong(_ask(engine, prompt, salt), len(prompt.answer)))
+            noticed += bool(prompt.wrong(_recalled(engine, prompt, block, salt), len(prompt.answer)))
             arena.write(at, slots[at])
         found.cases += blocks
         if noticed != blocks:
@@ -64,17 +67,22 @@ def try_each(engine: EngineProcess, well: TestedWell, prompts: Sequence[Prompt],
         before = slots
 
 
-def _ask(engine: EngineProcess, prompt: Prompt, salt: str) -> Answer:
-    engine.reset_prefix_cache()
-    return engine.ask_all([Question(list(prompt.tokens), len(prompt.answer), salt, {"logprobs": 0})])[0]
-
-
-def _ask_until_recalled(engine: EngineProcess, prompt: Prompt, salt: str) -> None:
+def _recalled(engine: EngineProcess, prompt: Prompt, block: int, salt: str) -> Answer:
+    """An engine does not wait for a well that cannot keep its limits, as on a busy machine: then it is asked again."""
+    question = Question(list(prompt.tokens), len(prompt.answer), salt, {"logprobs": 0})
     for _ in range(_TRIES):
-        if _ask(engine, prompt, salt).external_tokens:
-            return
+        engine.reset_prefix_cache()
+        answer = engine.ask_all([question])[0]
+        if answer.external_tokens == (len(prompt.tokens) - 1) // block * block:
+            return answer
         time.sleep(0.05)
-    raise TimeoutError("nothing was recalled for the control")
+    raise TimeoutError(f"not recalled in {_TRIES} attempts")
+
+
+def _recalled_blocks(well: TestedWell) -> int:
+    """When nothing is under way."""
+    until(lambda: not well.held(engines=1), poll_s=0.05)
+    return int(well.stats()["recalled_blocks"])
 
 
 class _Arena:

@@ -51,22 +51,22 @@ class Other:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def configs(self, well: TestedWell) -> tuple[EngineConfig, EngineConfig]:
-        """A plain engine, which does not draft, and the one under test, each in one process."""
+        """A plain engine, which does not draft, in one process; and the one under test, in two: its core goes on when
+        nobody asks for anything."""
 
         def config(pages: int, connector: Mapping[str, Any] | None, more: Mapping[str, Any]) -> EngineConfig:
             extra = {"skip_tokenizer_init": True, "max_num_batched_tokens": BATCH, **self.extra, **more}
             model = well.folder / self.model
-            return in_one_process(
-                EngineConfig(model, PAGE, pages, MOST_TOKENS, connector, "float32", well.env(), extra)
-            )
+            return EngineConfig(model, PAGE, pages, MOST_TOKENS, connector, "float32", well.env(), extra)
 
         drafts = dict(self.drafts)
         for name in {self.model, drafts.get("model", self.model)}:
             write_model(KINDS[name], well.folder / name)
         if "model" in drafts:
             drafts["model"] = str(well.folder / drafts["model"])
-        more = {"speculative_config": drafts} if drafts else {}
-        return config(3 * self.pool, None, {}), config(self.pool, well.connector(self.block), more)
+        more = {"distributed_executor_backend": "uni", **({"speculative_config": drafts} if drafts else {})}
+        plain, tested = config(3 * self.pool, None, {}), config(self.pool, well.connector(self.block), more)
+        return in_one_process(plain), tested
 
 
 _NGRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
@@ -101,7 +101,7 @@ def _tried(other: Other, well: TestedWell, budget: Budget, noticed: Noticed) -> 
             engine.wait_ready()
             prompts += _known(engine, budget.dice(other.name, "prompts"), max(3, budget.of(3, 12)))
         trial.fill()
-        try_each(trial.engine, well, [prompts[0], prompts[-1]], other.name, noticed)
+        try_each(trial.engine, well, [prompts[0], prompts[-1]], other.block, other.name, noticed)
         trial.live(budget.of(30, 1000), budget.of(1, 4))
         drafted = _drafted(trial.engine)
     except NotStarted as error:
