@@ -50,8 +50,10 @@ class _Watched(SchedulerClient):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def ask(self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "") -> PrefixQuestion | None:
-        ask = self._engine.scheduler.ask(digests, epoch, order, tokens, recall)
+    def ask(
+        self, digests: bytes, epoch: int, order: int, tokens: int = 0, recall: str = "", prefix: int = 0
+    ) -> PrefixQuestion | None:
+        ask = self._engine.scheduler.ask(digests, epoch, order, tokens, recall, prefix)
         self._engine.queue.entered(ask)
         return ask
 
@@ -97,7 +99,7 @@ class Tails:
         request = Request(world.requests, world.trace.events, epoch, stored, names, ask)
         engine.requests.append(request)
         engine.queue.entered(ask)
-        search = self._searches(engine).begin(tracked, chain)
+        tracked.ask, search = ask, self._searches(engine).begin(tracked, chain)
         tracked.search = search
         request.tail = Tail(tracked, chain, search, computed)
         world.seen["looks"] += search.look is not None
@@ -204,7 +206,7 @@ class Tails:
         tail = wanted_tail(tracked, shape, first, blocks)
         tail = [place for place in tail if not (whims and whims.random() < TAKEN_BACK)]
         if tail:
-            world.reserve(engine, b"", tail_digests(chain, tail), epoch, -1, _names(chain, tail))
+            world.reserve(engine, b"", tail_digests(chain, tail), epoch, -1, _names(chain, tail), tail[0][0] * parts)
 
 
 def parts(model: Model, digests: bytes) -> tuple[bytes, list[bytes]]:

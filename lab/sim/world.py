@@ -293,9 +293,9 @@ class World:
         self.reserve(engine, parent, rest, epoch, first, names_of(rest))
 
     def reserve(
-        self, engine: Engine, parent: bytes, digests: bytes, epoch: int, first: int, names: list[bytes]
+        self, engine: Engine, parent: bytes, digests: bytes, epoch: int, first: int, names: list[bytes], depth: int = 0
     ) -> None:
-        spill = engine.scheduler.reserve(parent, digests, epoch, first)
+        spill = engine.scheduler.reserve(parent, digests, epoch, first, depth)
         if spill is not None:
             engine.spills.append(Spilling(epoch, names, spill, self.clock.now()))
 
