@@ -42,6 +42,7 @@ FOLDERS = {
     "oversize": "compared",
     "windows": "compared",
     "tierhooks": "compared",
+    "drafters": "speculation",
 }
 """The folder of each benchmark, in the order in which all are run."""
 NAMES = tuple(FOLDERS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +148,9 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def write_model(config: Mapping[str, Any], folder: Path) -> Path:
-    """Writes a float32 checkpoint of this configuration and a tokenizer, the same ones each time."""
+def write_model(config: Mapping[str, Any], folder: Path, seed: int = 0, gain: float = 1.5) -> Path:
+    """Writes a float32 checkpoint of this configuration and a tokenizer, the same ones each time. `gain`: how sharply
+    attention chooses, too."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -157,14 +158,20 @@ def write_model(config: Mapping[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
-    dice = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weights in model.parameters():
-            if weights.dim() > 1:  # keeps the size of what passes through
-                weights.normal_(0.0, 1.5 / weights.shape[-1] ** 0.5, generator=dice)
-            else:
-                weights.uniform_(0.4, 1.2, generator=dice)
+    randomise(model.parameters(), seed, gain)
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder)
     return folder
+
+
+def randomise(parameters: Iterable[Any], seed: int, gain: float) -> None:
+    import torch
+
+    dice = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weights in parameters:
+            if weights.dim() > 1:  # keeps the size of what passes through
+                weights.normal_(0.0, gain / weights.shape[-1] ** 0.5, generator=dice)
+            else:
+                weights.uniform_(0.4, 1.2, generator=dice)

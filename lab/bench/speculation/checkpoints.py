@@ -1,0 +1,115 @@
+"""Drafters for a small real model: itself with noise in its weights, and an EAGLE head that is trained here.
+
+The head learns what the model answers to questions about documents: of each token the model's hidden state, and the
+token that it would choose. The same documents and seed give the same head.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NOISE = 0.15
+"""Standard deviation of what is added to a matrix of the model, over that of the matrix."""
+
+ANSWER, EPOCHS, RATE = 128, 10, 1e-3
+
+
+def noisy(model: Path, folder: Path) -> Path:
+    """The model with noise in the matrices of its layers."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    weights = load_file(model / "model.safetensors")
+    dice = torch.Generator().manual_seed(0)
+    for name, matrix in weights.items():
+        if ".layers." in name and matrix.dim() > 1:
+            noise = torch.randn(matrix.shape, generator=dice) * matrix.float().std() * NOISE
+            weights[name] = (matrix.float() + noise).to(matrix.dtype)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def eagle_head(model: Path, folder: Path, prompts: Sequence[Sequence[int]], epochs: int = EPOCHS) -> Path:
+    """A head of one layer that has the model's embeddings, trained on its answers to these prompts of one length."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    target, states, tokens = _answered(model, prompts)
+    config = json.loads((model / "config.json").read_text())
+    head, layer = _head(target.config)
+    _train(head, layer, target, states, tokens, epochs)
+    folder.mkdir()
+    changes = {"architectures": ["EagleLlamaForCausalLM"], "num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    weights = {"fc.weight": head.weight} | {f"layers.0.{name}": values for name, values in layer.named_parameters()}
+    save_file({name: values.detach().bfloat16() for name, values in weights.items()}, folder / "model.safetensors")
+    return folder
+
+
+def _answered(model: Path, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor, Tensor]:
+    """The model, the hidden state of each token of the prompts and the model's answers, and these tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval().requires_grad_(False)
+    asked = torch.tensor(prompts)
+    wanted = {"max_new_tokens": ANSWER, "min_new_tokens": ANSWER, "do_sample": False, "pad_token_id": 2}
+    tokens = target.generate(asked, attention_mask=torch.ones_like(asked), **wanted)
+    states = torch.cat([target.model(one[None]).last_hidden_state for one in tokens])
+    return target, states.float(), tokens
+
+
+def _head(config: Any) -> tuple[nn.Linear, nn.Module]:
+    """What makes one of a token's embedding and the hidden state before it, and the layer behind that. At first it says
+    the hidden state that it is given."""
+    import torch
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    size = config.hidden_size
+    head, layer = torch.nn.Linear(2 * size, size, bias=False), LlamaDecoderLayer(config, 0).float()
+    layer.input_layernorm = torch.nn.Identity()  # as EAGLE's first layer
+    with torch.no_grad():
+        for name, weights in layer.named_parameters():
+            if weights.dim() > 1:
+                weights.normal_(0.0, 0.002 if "o_proj" in name or "down_proj" in name else 0.02)
+        head.weight.normal_(0.0, 0.02)
+        head.weight[:, size:] += torch.eye(size)
+    return head, layer
+
+
+def _train(head: nn.Linear, layer: nn.Module, target: Any, states: Tensor, tokens: Tensor, epochs: int) -> None:
+    import torch
+    from torch.nn import functional
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    chosen = torch.cat([target.lm_head(of_one.bfloat16()).argmax(-1)[None] for of_one in states])
+    known, labels = torch.unique(chosen, return_inverse=True)
+    out, embeddings = target.lm_head.weight[known].float(), target.model.embed_tokens.weight.float()
+    places = torch.arange(tokens.shape[1] - 1)[None]
+    angles = LlamaRotaryEmbedding(target.config)(states, places)
+    parameters = [*head.parameters(), *layer.parameters()]
+    optimiser = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
+    steps = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=epochs * len(tokens), pct_start=0.1)
+    size, dice = states.std(), torch.Generator().manual_seed(0)
+    for _ in range(epochs):
+        for at in torch.randperm(len(tokens), generator=dice).tolist():
+            before = states[at, :-1]
+            before = before + (torch.rand(before.shape, generator=dice) - 0.5) * 0.2 * size  # as its own drafts differ
+            read = head(torch.cat((embeddings[tokens[at, 1:]], before), -1))[None]
+            said = layer(read, position_ids=places, position_embeddings=angles)[0]
+            loss = functional.cross_entropy(said @ out.T, labels[at, 1:])
+            loss = loss + functional.smooth_l1_loss(said / size, states[at, 1:] / size)
+            optimiser.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimiser.step()
+            steps.step()

@@ -1,0 +1,156 @@
+"""How many drafts are accepted of a drafter that keeps KV of its own: of prompts that are computed, hit in the engine's
+own cache, recalled, and recalled without what the drafter keeps of them.
+
+A small real model, one request at a time, for each drafter two engines above one well: the second one, with zeros in
+place of the drafter's KV, recalls what the first one has spilled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lab.bench.report import Result, Row, Target
+from lab.bench.serving.engines import Bench, bench, in_one_process, warm_up
+from lab.bench.speculation.checkpoints import NOISE, eagle_head, noisy
+from lab.rig import without_drafter
+from stepwell.demo import documents
+from stepwell.demo.documents import DemoDocument
+from stepwell.demo.engine import EngineConfig, EngineProcess
+from stepwell.demo.results import stats
+from stepwell.demo.wire import Answer, Question
+
+PAGE, PROMPT, ANSWER, DRAFTS, ATTEMPTS = 32, 600, 64, 3, 5
+LEARNED, LEARNED_PROMPT = 24, 384
+COLD, HIT, RECALLED, WITHOUT = "computed", "engine hit", "recalled", "recalled without the drafter's KV"
+WAYS = (COLD, HIT, RECALLED, WITHOUT)
+COUNTED = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """An answer, and of it: how often tokens were drafted, how many, and how many of them were accepted."""
+
+    answer: Answer
+    times: float
+    drafted: float
+    accepted: float
+
+    @property
+    def counts(self) -> tuple[float, float, float]:
+        return self.times, self.drafted, self.accepted
+
+
+Found = dict[str, list[Drafted]]
+
+
+def run(quick: bool) -> Result:
+    prompts, learned, epochs = (2, 4, 1) if quick else (24, LEARNED, 10)
+    rows: list[Row] = []
+    with bench(1 << 30, settings={"block_tokens": PAGE, "canary": 0}) as place:
+        chosen = documents.choose(place.encode, prompts + learned, PAGE)
+        asked = [_cut(document, PROMPT) for document in chosen[:prompts]]
+        taught = [_cut(document, LEARNED_PROMPT) for document in chosen[prompts:]]
+        with place.progress.waiting("making the drafters"):
+            drafters = {
+                "draft_model": ("a draft model", noisy(place.model, place.folder / "noisy")),
+                "eagle": ("an EAGLE head", eagle_head(place.model, place.folder / "head", taught, epochs)),
+            }
+        for method, (name, drafter) in drafters.items():
+            drafts = {"method": method, "model": str(drafter), "num_speculative_tokens": DRAFTS}
+            rows += _rows(name, _found(place, method, drafts, asked))
+    remarks = [
+        f"SmolLM2-135M in bf16, documents cut to {PROMPT} tokens with a question, greedy answers of {ANSWER} tokens, "
+        f"{DRAFTS} tokens drafted at a time, pages and blocks of {PAGE}; the draft model is the model itself with noise in "
+        f"its matrices of {NOISE:g} of their deviation, the EAGLE head was trained for the run on {learned} answers"
+    ]
+    return Result("drafters", rows, {"prompts": prompts, "answer_tokens": ANSWER}, remarks)
+
+
+def _cut(document: DemoDocument, tokens: int) -> list[int]:
+    """The document's beginning, and its question."""
+    question = documents.QUESTION_TOKENS
+    return [*document.prompt[: tokens - question], *document.prompt[-question:]]
+
+
+def _found(place: Bench, method: str, drafts: Mapping[str, Any], prompts: Sequence[list[int]]) -> Found:
+    """What became of each prompt in each way. Raises EngineFailed, TimeoutError."""
+    found: Found = {way: [] for way in WAYS}
+    with _engine(place, method, drafts, place.well.connector()) as engine:
+        for prompt in prompts:
+            engine.reset_prefix_cache()
+            found[COLD].append(_ask(engine, prompt, "never"))
+            found[HIT].append(hit := _ask(engine, prompt, "never"))
+            found[RECALLED].append(_recall(engine, prompt, hit.answer))
+    partly = {"kv_connector": "WithoutDrafter", "kv_connector_module_path": without_drafter.__name__}
+    with _engine(place, f"{method}-without", drafts, place.well.connector() | partly) as engine:
+        for prompt, hit in zip(prompts, found[HIT], strict=True):
+            found[WITHOUT].append(_recall(engine, prompt, hit.answer))
+    return found
+
+
+def _engine(place: Bench, name: str, drafts: Mapping[str, Any], connector: Mapping[str, Any]) -> EngineProcess:
+    extra = {"speculative_config": dict(drafts)}
+    config = EngineConfig(place.model, PAGE, 64, PROMPT + 4 * ANSWER, connector, extra=extra)
+    with place.progress.waiting(f"starting vLLM: {name}"):
+        engine = EngineProcess.start(in_one_process(config), place.folder / f"{name}.log")
+    try:
+        warm_up(engine, PAGE)
+    except BaseException:
+        engine.kill()
+        raise
+    return engine
+
+
+def _ask(engine: EngineProcess, prompt: list[int], recall: str) -> Drafted:
+    sampling = {"extra_args": {"kv_transfer_params": {"stepwell": {"recall": recall}}}}
+    before = engine.metrics()
+    answer = engine.ask_all([Question(prompt, ANSWER, sampling=sampling)])[0]
+    after = engine.metrics()
+    names = [f"vllm:spec_decode_{what}" for what in COUNTED]
+    return Drafted(answer, *(after[name] - before.get(name, 0.0) for name in names))
+
+
+def _recall(engine: EngineProcess, prompt: list[int], hit: Answer) -> Drafted:
+    """A recall of as many tokens as the engine's own hit had. Raises TimeoutError where there is none."""
+    for attempt in range(ATTEMPTS):
+        time.sleep(attempt)  # a well that is too busy is not waited for
+        engine.reset_prefix_cache()
+        recall = _ask(engine, prompt, "always")
+        if (recall.answer.local_tokens, recall.answer.external_tokens) == (0, hit.local_tokens):
+            return recall
+    raise TimeoutError(f"nothing was recalled as it was hit in {ATTEMPTS} attempts")
+
+
+def _rows(name: str, found: Found) -> list[Row]:
+    rows = []
+    for way, all_of in found.items():
+        share = stats.ratio_of_paired_means([(one.accepted, one.drafted) for one in all_of])
+        length = stats.ratio_of_paired_means([(one.times + one.accepted, one.times) for one in all_of])
+        rows += [
+            Row(f"{name}, {way}: accepted of what was drafted", "", share, None, _beside(all_of, found[HIT])),
+            Row("  tokens a step", "", length),
+        ]
+    unlike = sum(one.counts != hit.counts for one, hit in zip(found[RECALLED], found[HIT], strict=True))
+    of = len(found[HIT])
+    rows.append(Row(f"{name}: recalls with other drafts than the hit", "", _exactly(unlike, of), Target("<=", 0)))
+    less = [_share(one) - _share(hit) for one, hit in zip(found[WITHOUT], found[HIT], strict=True)]
+    what = f"{name}: share accepted without the drafter's KV, less that of the hit"
+    rows.append(Row(what, "", stats.mean(less), Target("<", 0)))
+    return rows
+
+
+def _share(one: Drafted) -> float:
+    return one.accepted / one.drafted
+
+
+def _exactly(count: float, of: int) -> stats.Estimate:
+    return stats.Estimate(count, count, count, of)
+
+
+def _beside(all_of: Sequence[Drafted], hits: Sequence[Drafted]) -> str:
+    drafted, accepted = (sum(getattr(one, what) for one in all_of) for what in ("drafted", "accepted"))
+    same = sum(one.answer.token_ids == hit.answer.token_ids for one, hit in zip(all_of, hits, strict=True))
+    return f"{accepted:.0f} of {drafted:.0f}; answers as after the hit: {same} of {len(hits)}"
