@@ -200,6 +200,21 @@ def rates(kept: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *curve, "", f"{at}; speeds in thousand blocks a second."])
 
 
+def drafters(kept: dict[str, Any]) -> str:
+    """What was accepted in each way, and below what follows of recalls, with and without the drafter's KV."""
+    lines = ["| | accepted of what was drafted (95 %) | tokens a step (95 %) |", "|---|---|---|"]
+    judged = []
+    for row, length in zip(kept["rows"], [*kept["rows"][1:], None], strict=True):
+        low, high = row["interval"]
+        if row["target"] is not None:
+            interval = f" ({low:.3f} to {high:.3f})" if low < high else ""
+            judged.append(f"{row['what']}: {row['measured']:.3g}{interval}, target {row['target']}.")
+        elif not row["what"].startswith(" "):
+            at = f"{length['measured']:.2f} ({length['interval'][0]:.2f} to {length['interval'][1]:.2f})"
+            lines.append(f"| {row['what'].split(': ')[0]} | {row['measured']:.3f} ({low:.3f} to {high:.3f}) | {at} |")
+    return "\n".join([*lines, "", *judged, "", f"{_run(kept)}: {kept['remarks'][0]}."])
+
+
 PEERS = (
     ("host memory, one request at a time", "host", "vllm-cpu", "", ""),
     ("disk, one request at a time", "disk", "vllm-fs", "", ""),
@@ -301,6 +316,7 @@ TABLES = (
     ("README.md", ("demo.json",), demo),
     ("docs/benchmarks.md", GPU_RESULTS, gpu),
     ("docs/trust.md", ("trust.json",), trust),
+    ("docs/vllm.md", ("drafters.json",), drafters),
     ("docs/benchmarks.md", ("half.json", "validate.json"), judged),
     ("docs/benchmarks.md", RECALLS, recalls),
     ("docs/benchmarks.md", ("decide.json",), decide),

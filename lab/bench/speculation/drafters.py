@@ -62,11 +62,11 @@ def run(quick: bool) -> Result:
             drafts = {"method": method, "model": str(drafter), "num_speculative_tokens": DRAFTS}
             rows += _rows(name, _found(place, method, drafts, asked))
     remarks = [
-        f"SmolLM2-135M in bf16, documents cut to {PROMPT} tokens with a question, greedy answers of {ANSWER} tokens, "
-        f"{DRAFTS} tokens drafted at a time, pages and blocks of {PAGE}; the draft model is the model itself with noise in "
-        f"its matrices of {NOISE:g} of their deviation, the EAGLE head was trained for the run on {learned} answers"
+        f"SmolLM2-135M in bf16, {prompts} documents cut to {PROMPT} tokens with a question, greedy answers of {ANSWER} "
+        f"tokens, {DRAFTS} drafted at a time, pages and blocks of {PAGE}; the draft model is the model with noise in its "
+        f"matrices ({NOISE:g} of their deviation), the EAGLE head was trained for the run on {learned} answers"
     ]
-    return Result("drafters", rows, {"prompts": prompts, "answer_tokens": ANSWER}, remarks)
+    return Result("drafters", rows, {"prompts": prompts}, remarks)
 
 
 def _cut(document: DemoDocument, tokens: int) -> list[int]:
