@@ -1,7 +1,7 @@
 """Drafters for a small real model: itself with noise in its weights, and an EAGLE head that is trained here.
 
-The head learns what the model answers to questions about documents: of each token the model's hidden state, and the
-token that it would choose. The same documents and seed give the same head.
+The head learns of each token in some texts the model's hidden state, and the token that the model would choose. The same
+texts give the same head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NOISE = 0.15
 """Standard deviation of what is added to a matrix of the model, over that of the matrix."""
 
-ANSWER, EPOCHS, RATE = 128, 10, 1e-3
+EPOCHS, RATE = 12, 2e-3
 
 
 def noisy(model: Path, folder: Path) -> Path:
@@ -37,35 +37,25 @@ def noisy(model: Path, folder: Path) -> Path:
     return folder
 
 
-def eagle_head(model: Path, folder: Path, prompts: Sequence[Sequence[int]], epochs: int = EPOCHS) -> Path:
-    """A head of one layer that has the model's embeddings, trained on its answers to these prompts of one length."""
+def eagle_head(model: Path, folder: Path, texts: Sequence[Sequence[int]], epochs: int = EPOCHS) -> Path:
+    """A head of one layer that has the model's embeddings, trained on these texts of one length."""
     import torch
     from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    target, states, tokens = _answered(model, prompts)
-    config = json.loads((model / "config.json").read_text())
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval().requires_grad_(False)
+    tokens = torch.tensor(texts)
+    states = torch.cat([target.model(one[None]).last_hidden_state for one in tokens]).float()
     head, layer = _head(target.config)
     _train(head, layer, target, states, tokens, epochs)
     folder.mkdir()
+    config = json.loads((model / "config.json").read_text())
     changes = {"architectures": ["EagleLlamaForCausalLM"], "num_hidden_layers": 1}
     (folder / "config.json").write_text(json.dumps(config | changes))
     weights = {"fc.weight": head.weight} | {f"layers.0.{name}": values for name, values in layer.named_parameters()}
     save_file({name: values.detach().bfloat16() for name, values in weights.items()}, folder / "model.safetensors")
     return folder
-
-
-def _answered(model: Path, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor, Tensor]:
-    """The model, the hidden state of each token of the prompts and the model's answers, and these tokens."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval().requires_grad_(False)
-    asked = torch.tensor(prompts)
-    wanted = {"max_new_tokens": ANSWER, "min_new_tokens": ANSWER, "do_sample": False, "pad_token_id": 2}
-    tokens = target.generate(asked, attention_mask=torch.ones_like(asked), **wanted)
-    states = torch.cat([target.model(one[None]).last_hidden_state for one in tokens])
-    return target, states.float(), tokens
 
 
 def _head(config: Any) -> tuple[nn.Linear, nn.Module]:

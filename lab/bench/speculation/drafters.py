@@ -63,8 +63,8 @@ def run(quick: bool) -> Result:
             rows += _rows(name, _found(place, method, drafts, asked))
     remarks = [
         f"SmolLM2-135M in bf16, {prompts} documents cut to {PROMPT} tokens with a question, greedy answers of {ANSWER} "
-        f"tokens, {DRAFTS} drafted at a time, pages and blocks of {PAGE}; the draft model is the model with noise in its "
-        f"matrices ({NOISE:g} of their deviation), the EAGLE head was trained for the run on {learned} answers"
+        f"tokens, {DRAFTS} drafted at a time, pages and blocks of {PAGE}; the draft model is the model with noise in "
+        f"its matrices ({NOISE:g} of their deviation), the EAGLE head was trained for the run on {learned} answers"
     ]
     return Result("drafters", rows, {"prompts": prompts}, remarks)
 
