@@ -1,7 +1,7 @@
 """Drafters for a small real model: itself with noise in its weights, and an EAGLE head that is trained here.
 
-The head learns of each token in some texts the model's hidden state, and the token that the model would choose. The same
-texts give the same head.
+The head learns of each token in some texts the model's hidden state, and the token that the model would choose. The
+same texts give the same head.
 """
 
 from __future__ import annotations

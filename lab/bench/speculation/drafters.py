@@ -2,7 +2,8 @@
 own cache, recalled, and recalled without what the drafter keeps of them.
 
 A small real model, one request at a time, for each drafter two engines above one well: the second one, with zeros in
-place of the drafter's KV, recalls what the first one has spilled.
+place of the drafter's KV, recalls what the first one has spilled. Prompts end where a document begins again, so that
+the answer quotes what only the prompt tells.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from lab.bench.report import Result, Row, Target
 from lab.bench.serving.engines import Bench, bench, in_one_process, warm_up
-from lab.bench.speculation.checkpoints import NOISE, eagle_head, noisy
+from lab.bench.speculation.checkpoints import EPOCHS, NOISE, eagle_head, noisy
 from lab.rig import without_drafter
 from stepwell.demo import documents
 from stepwell.demo.documents import DemoDocument
@@ -22,8 +23,10 @@ from stepwell.demo.engine import EngineConfig, EngineProcess
 from stepwell.demo.results import stats
 from stepwell.demo.wire import Answer, Question
 
-PAGE, PROMPT, ANSWER, DRAFTS, ATTEMPTS = 32, 600, 64, 3, 5
-LEARNED, LEARNED_PROMPT = 24, 384
+PAGE, ANSWER, DRAFTS, ATTEMPTS = 32, 48, 3, 5
+ASKED, TAUGHT = (480, 40), (256, 224)
+"""Tokens of a document, and of its beginning once more: of prompts, and of what the head learns from."""
+
 COLD, HIT, RECALLED, WITHOUT = "computed", "engine hit", "recalled", "recalled without the drafter's KV"
 WAYS = (COLD, HIT, RECALLED, WITHOUT)
 COUNTED = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
@@ -47,12 +50,12 @@ Found = dict[str, list[Drafted]]
 
 
 def run(quick: bool) -> Result:
-    prompts, learned, epochs = (2, 4, 1) if quick else (24, LEARNED, 10)
+    prompts, learned, epochs = (2, 4, 1) if quick else (16, 32, EPOCHS)
     rows: list[Row] = []
     with bench(1 << 30, settings={"block_tokens": PAGE, "canary": 0}) as place:
         chosen = documents.choose(place.encode, prompts + learned, PAGE)
-        asked = [_cut(document, PROMPT) for document in chosen[:prompts]]
-        taught = [_cut(document, LEARNED_PROMPT) for document in chosen[prompts:]]
+        asked = [_twice(document, ASKED) for document in chosen[:prompts]]
+        taught = [_twice(document, TAUGHT) for document in chosen[prompts:]]
         with place.progress.waiting("making the drafters"):
             drafters = {
                 "draft_model": ("a draft model", noisy(place.model, place.folder / "noisy")),
@@ -62,17 +65,17 @@ def run(quick: bool) -> Result:
             drafts = {"method": method, "model": str(drafter), "num_speculative_tokens": DRAFTS}
             rows += _rows(name, _found(place, method, drafts, asked))
     remarks = [
-        f"SmolLM2-135M in bf16, {prompts} documents cut to {PROMPT} tokens with a question, greedy answers of {ANSWER} "
-        f"tokens, {DRAFTS} drafted at a time, pages and blocks of {PAGE}; the draft model is the model with noise in "
-        f"its matrices ({NOISE:g} of their deviation), the EAGLE head was trained for the run on {learned} answers"
+        f"SmolLM2-135M in bf16, {prompts} prompts of {ASKED[0]} tokens of a document and {ASKED[1]} of its beginning "
+        f"again, greedy answers of {ANSWER} tokens, {DRAFTS} drafted at a time, pages and blocks of {PAGE}; the draft "
+        f"model is the model with noise in its matrices ({NOISE:g} of their deviation), the EAGLE head was trained for "
+        f"the run on {learned} such texts"
     ]
     return Result("drafters", rows, {"prompts": prompts}, remarks)
 
 
-def _cut(document: DemoDocument, tokens: int) -> list[int]:
-    """The document's beginning, and its question."""
-    question = documents.QUESTION_TOKENS
-    return [*document.prompt[: tokens - question], *document.prompt[-question:]]
+def _twice(document: DemoDocument, tokens: tuple[int, int]) -> list[int]:
+    first, again = tokens
+    return [*document.prompt[:first], *document.prompt[:again]]
 
 
 def _found(place: Bench, method: str, drafts: Mapping[str, Any], prompts: Sequence[list[int]]) -> Found:
@@ -93,7 +96,7 @@ def _found(place: Bench, method: str, drafts: Mapping[str, Any], prompts: Sequen
 
 def _engine(place: Bench, name: str, drafts: Mapping[str, Any], connector: Mapping[str, Any]) -> EngineProcess:
     extra = {"speculative_config": dict(drafts)}
-    config = EngineConfig(place.model, PAGE, 64, PROMPT + 4 * ANSWER, connector, extra=extra)
+    config = EngineConfig(place.model, PAGE, 64, 1024, connector, extra=extra)
     with place.progress.waiting(f"starting vLLM: {name}"):
         engine = EngineProcess.start(in_one_process(config), place.folder / f"{name}.log")
     try:
