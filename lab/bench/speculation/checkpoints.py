@@ -6,8 +6,10 @@ same texts give the same head.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 NOISE = 0.15
 """Standard deviation of what is added to a matrix of the model, over that of the matrix."""
 
-EPOCHS, RATE = 12, 2e-3
+EPOCHS, RATE, SEED = 12, 2e-3, 0
 
 
 def noisy(model: Path, folder: Path) -> Path:
@@ -37,25 +39,34 @@ def noisy(model: Path, folder: Path) -> Path:
     return folder
 
 
-def eagle_head(model: Path, folder: Path, texts: Sequence[Sequence[int]], epochs: int = EPOCHS) -> Path:
-    """A head of one layer that has the model's embeddings, trained on these texts of one length."""
+def eagle_head(model: Path, cache: Path, texts: Sequence[Sequence[int]], epochs: int = EPOCHS) -> Path:
+    """A head of one layer that has the model's embeddings, trained on these texts of one length; kept in `cache`."""
+    name = hashlib.sha256(repr((RATE, SEED, epochs, [list(text) for text in texts])).encode()).hexdigest()
+    kept = cache / f"eagle-head-{name[:16]}"
+    if not kept.is_dir():
+        with tempfile.TemporaryDirectory(prefix=".eagle-head-", dir=cache) as building:
+            _make_head(model, Path(building), texts, epochs)
+            shutil.copytree(building, kept)
+    return kept
+
+
+def _make_head(model: Path, folder: Path, texts: Sequence[Sequence[int]], epochs: int) -> None:
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
+    torch.set_num_threads(1)  # two on a busy machine spin at each other's barriers
     target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval().requires_grad_(False)
     tokens = torch.tensor(texts)
     states = torch.cat([target.model(one[None]).last_hidden_state for one in tokens]).float()
     head, layer = _head(target.config)
     _train(head, layer, target, states, tokens, epochs)
-    folder.mkdir()
     config = json.loads((model / "config.json").read_text())
     changes = {"architectures": ["EagleLlamaForCausalLM"], "num_hidden_layers": 1}
     (folder / "config.json").write_text(json.dumps(config | changes))
     weights = {"fc.weight": head.weight} | {f"layers.0.{name}": values for name, values in layer.named_parameters()}
     save_file({name: values.detach().bfloat16() for name, values in weights.items()}, folder / "model.safetensors")
-    return folder
 
 
 def _head(config: Any) -> tuple[nn.Linear, nn.Module]:

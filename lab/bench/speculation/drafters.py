@@ -18,6 +18,7 @@ from lab.bench.serving.engines import Bench, bench, in_one_process, warm_up
 from lab.bench.speculation.checkpoints import EPOCHS, NOISE, eagle_head, noisy
 from lab.rig import without_drafter
 from stepwell.demo import documents
+from stepwell.demo import model as models
 from stepwell.demo.documents import DemoDocument
 from stepwell.demo.engine import EngineConfig, EngineProcess
 from stepwell.demo.results import stats
@@ -59,7 +60,7 @@ def run(quick: bool) -> Result:
         with place.progress.waiting("making the drafters"):
             drafters = {
                 "draft_model": ("a draft model", noisy(place.model, place.folder / "noisy")),
-                "eagle": ("an EAGLE head", eagle_head(place.model, place.folder / "head", taught, epochs)),
+                "eagle": ("an EAGLE head", eagle_head(place.model, models.cache_folder(), taught, epochs)),
             }
         for method, (name, drafter) in drafters.items():
             drafts = {"method": method, "model": str(drafter), "num_speculative_tokens": DRAFTS}
