@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NOISE = 0.15
+NOISE = 0.1
 """Standard deviation of what is added to a matrix of the model, over that of the matrix."""
 
-EPOCHS, RATE, SEED = 12, 2e-3, 0
+EPOCHS, RATE, SEED = 25, 2e-3, 0
 
 
 def noisy(model: Path, folder: Path) -> Path:
