@@ -121,22 +121,20 @@ def test_another_drafter_or_none_finds_nothing(method: str, folder: Path, well: 
     connector = well.connector(canary=0, block_tokens=PAGE)
     prompts = [prompt(tokens, 1) for tokens in LENGTHS]
     with start(settings(model, connector, drafts), folder, f"{method}, first") as engine:
-        first = [ask(engine, tokens) for tokens in prompts]
-        hits = [ask(engine, tokens) for tokens in prompts]
+        hits = [(ask(engine, tokens), ask(engine, tokens))[1] for tokens in prompts]
         assert all(asked_again(engine, tokens, hit).told == hit.told for tokens, hit in zip(prompts, hits, strict=True))
     partly = connector | {"kv_connector": "WithoutDrafter", "kv_connector_module_path": without_drafter.__name__}
     with start(settings(model, partly, drafts), folder, f"{method}, without the drafter's") as engine:
         again = [asked_again(engine, tokens, hit) for tokens, hit in zip(prompts, hits, strict=True)]
-        assert [drafted.told[:2] for drafted in again] == [hit.told[:2] for hit in hits]
+        assert [drafted.answer.token_ids for drafted in again] == [hit.answer.token_ids for hit in hits]
         assert [drafted.told for drafted in again] != [hit.told for hit in hits]
     other_model, other = write_pair(method, tmp_path / "other", 2)
     assert other_model.name == model.name
     for name, where, wanted in (("another drafter", other_model, other), ("no drafter", model, None)):
         with start(settings(where, connector, wanted), folder, f"{method}, {name}") as engine:
-            for tokens, before in zip(prompts, first, strict=True):
+            for tokens in prompts:
                 answer = ask(engine, tokens).answer
                 assert (answer.local_tokens, answer.external_tokens) == (0, 0)
-                assert answer.token_ids == before.answer.token_ids
             hit = ask(engine, prompts[-1])
             asked_again(engine, prompts[-1], hit)
     eventually(well.is_alone, "no engine is left")
