@@ -203,16 +203,19 @@ def rates(kept: dict[str, Any]) -> str:
 def drafters(kept: dict[str, Any]) -> str:
     """What was accepted in each way, and below what follows of recalls, with and without the drafter's KV."""
     lines = ["| | accepted of what was drafted (95 %) | tokens a step (95 %) |", "|---|---|---|"]
-    judged = []
-    for row, length in zip(kept["rows"], [*kept["rows"][1:], None], strict=True):
-        low, high = row["interval"]
-        if row["target"] is not None:
-            interval = f" ({low:.3f} to {high:.3f})" if low < high else ""
-            judged.append(f"{row['what']}: {row['measured']:.3g}{interval}, target {row['target']}.")
-        elif not row["what"].startswith(" "):
+    follows = []
+    rows = iter(kept["rows"])
+    for row in rows:
+        what, (low, high) = row["what"], row["interval"]
+        if what.endswith(": accepted of what was drafted"):
+            length = next(rows)
             at = f"{length['measured']:.2f} ({length['interval'][0]:.2f} to {length['interval'][1]:.2f})"
-            lines.append(f"| {row['what'].split(': ')[0]} | {row['measured']:.3f} ({low:.3f} to {high:.3f}) | {at} |")
-    return "\n".join([*lines, "", *judged, "", f"{_run(kept)}: {kept['remarks'][0]}."])
+            lines.append(f"| {what.split(': ')[0]} | {row['measured']:.3f} ({low:.3f} to {high:.3f}) | {at} |")
+        elif row["target"] is not None:
+            follows.append(f"- {what}: {row['measured']:.0f} of {row['samples']}, target {row['target']}.")
+        else:
+            follows.append(f"- {what}: {row['measured']:.3f} ({low:.3f} to {high:.3f}).")
+    return "\n".join([*lines, "", *follows, "", f"{_run(kept)}: {kept['remarks'][0]}."])
 
 
 PEERS = (

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base", reason="needs the engine")
 
-from lab.rig import without_drafter
+from lab.bench.speculation import without_drafter
 from lab.rig.drafters import VOCABULARY, write_pair
 from stepwell.demo.engine import EngineConfig, EngineProcess
 from stepwell.demo.wire import Answer, Question
