@@ -16,8 +16,8 @@ from typing import Any
 
 from lab.bench.report import Result, Row, Target
 from lab.bench.serving.engines import Bench, bench, in_one_process, warm_up
-from lab.bench.speculation.checkpoints import EPOCHS, NOISE, eagle_head, noisy
 from lab.bench.speculation import without_drafter
+from lab.bench.speculation.checkpoints import EPOCHS, NOISE, eagle_head, noisy
 from stepwell.demo import documents
 from stepwell.demo import model as models
 from stepwell.demo.documents import DemoDocument
