@@ -25,10 +25,11 @@ from stepwell.demo.engine import EngineConfig, EngineProcess
 from stepwell.demo.results import stats
 from stepwell.demo.wire import Answer, Question
 
-PAGE, ANSWER, DRAFTS, ATTEMPTS = 32, 48, 3, 5
+PAGE, ANSWER, ATTEMPTS = 32, 48, 5
 ASKED, TAUGHT = (480, 40), (256, 224)
 """Tokens of a document, and of its beginning once more: of prompts, and of what the head learns from."""
 
+DRAFTS = {"draft_model": 3, "eagle": 1}  # tokens at a time
 NAMES = {"draft_model": "a draft model", "eagle": "an EAGLE head"}
 COLD, HIT, RECALLED, WITHOUT = "computed", "engine hit", "recalled", "recalled without the drafter's KV"
 WAYS = (COLD, HIT, RECALLED, WITHOUT)
@@ -67,13 +68,13 @@ def run(quick: bool) -> Result:
         for method, make in makers.items():
             with place.progress.waiting(f"making the drafter: {NAMES[method]}"):
                 drafter = make()
-            drafts = {"method": method, "model": str(drafter), "num_speculative_tokens": DRAFTS}
+            drafts = {"method": method, "model": str(drafter), "num_speculative_tokens": DRAFTS[method]}
             rows += _rows(NAMES[method], _found(place, method, drafts, asked))
     remarks = [
         f"SmolLM2-135M in bf16, {prompts} prompts of {ASKED[0]} tokens of a document and {ASKED[1]} of its beginning "
-        f"again, greedy answers of {ANSWER} tokens, {DRAFTS} drafted at a time, pages and blocks of {PAGE}; the draft "
-        f"model is the model with noise in its matrices ({NOISE:g} of their deviation), the EAGLE head one that "
-        f"learned these documents in {epochs} passes"
+        f"again, greedy answers of {ANSWER} tokens, pages and blocks of {PAGE}; the draft model is the model with noise "
+        f"in its matrices ({NOISE:g} of their deviation) and drafts {DRAFTS['draft_model']} tokens at a time, the EAGLE "
+        f"head learned these documents in {epochs} passes and drafts {DRAFTS['eagle']}"
     ]
     return Result("drafters", rows, {"prompts": prompts}, remarks)
 

@@ -21,6 +21,7 @@ from lab.bench import processes, report
 from lab.bench.__main__ import NAMES, main
 from lab.bench.report import Result, Row, Target
 from lab.bench.serving.noreuse import Cost, rows
+from lab.bench.speculation.drafters import RECALLED, WITHOUT
 from stepwell.demo.results import stats
 from stepwell.demo.results.stats import Estimate
 from stepwell.ops import machine
@@ -299,6 +300,18 @@ def test_a_benchmark_with_engines_runs(name: str, targets: int, tmp_path: Path, 
     judged = [row for row in kept["rows"] if row["target"]]
     assert len(judged) == targets and all(row["measured"] for row in judged)
     assert str(tmp_path) not in json.dumps(kept)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(find_spec("vllm") is None, reason="real engines")
+def test_drafts_after_recalls_are_those_after_hits(tmp_path: Path, runtime: None) -> None:
+    """In minutes: the drafts are counted, and without its KV a draft model is of less use."""
+    assert main(["drafters", "--quick", "--out", str(tmp_path)]) == 0
+    rows = {row["what"]: row for row in json.loads((tmp_path / "drafters.json").read_text())["rows"]}
+    assert [row["met"] for row in rows.values() if row["target"]] == [True, True]
+    recalled, without = (f"a draft model, {way}: accepted of what was drafted" for way in (RECALLED, WITHOUT))
+    assert rows[recalled]["measured"] > rows[without]["measured"]
 
 
 @pytest.mark.nightly
