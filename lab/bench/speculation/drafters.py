@@ -16,7 +16,6 @@ from typing import Any
 
 from lab.bench.report import Result, Row, Target
 from lab.bench.serving.engines import Bench, bench, in_one_process, warm_up
-from lab.bench.speculation import without_drafter
 from lab.bench.speculation.checkpoints import EPOCHS, NOISE, eagle_head, noisy
 from stepwell.demo import documents
 from stepwell.demo import model as models
@@ -72,9 +71,9 @@ def run(quick: bool) -> Result:
             rows += _rows(NAMES[method], _found(place, method, drafts, asked))
     remarks = [
         f"SmolLM2-135M in bf16, {prompts} prompts of {ASKED[0]} tokens of a document and {ASKED[1]} of its beginning "
-        f"again, greedy answers of {ANSWER} tokens, pages and blocks of {PAGE}; the draft model is the model with noise "
-        f"in its matrices ({NOISE:g} of their deviation) and drafts {DRAFTS['draft_model']} tokens at a time, the EAGLE "
-        f"head learned these documents in {epochs} passes and drafts {DRAFTS['eagle']}"
+        f"again, greedy answers of {ANSWER} tokens, pages and blocks of {PAGE}; the draft model is the model with "
+        f"noise in its matrices ({NOISE:g} of their deviation) and drafts {DRAFTS['draft_model']} tokens at a time, "
+        f"the EAGLE head learned these documents in {epochs} passes and drafts {DRAFTS['eagle']}"
     ]
     return Result("drafters", rows, {"prompts": prompts}, remarks)
 
@@ -93,7 +92,7 @@ def _found(place: Bench, method: str, drafts: Mapping[str, Any], prompts: Sequen
             found[COLD].append(_ask(engine, prompt, "never"))
             found[HIT].append(hit := _ask(engine, prompt, "never"))
             found[RECALLED].append(_recall(engine, prompt, hit.answer))
-    partly = {"kv_connector": "WithoutDrafter", "kv_connector_module_path": without_drafter.__name__}
+    partly = {"kv_connector": "WithoutDrafter", "kv_connector_module_path": f"{__package__}.without_drafter"}
     with _engine(place, f"{method}-without", drafts, place.well.connector() | partly) as engine:
         for prompt, hit in zip(prompts, found[HIT], strict=True):
             found[WITHOUT].append(_recall(engine, prompt, hit.answer))
