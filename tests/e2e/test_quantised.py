@@ -92,6 +92,7 @@ def write_quantised(folder: Path, plain: Path, k_scale: float = 0.5, shift: int 
     return folder
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["llama"])
 def test_scales_and_weights_of_a_quantised_model_are_identity(
     kind: str, folder: Path, well: Well, tmp_path: Path
