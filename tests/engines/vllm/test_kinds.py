@@ -67,4 +67,4 @@ def test_each_test_that_the_table_names_exists() -> None:
         body = ast.parse((TESTS / file).read_text(encoding="utf-8")).body
         assert function in {part.name for part in body if isinstance(part, ast.FunctionDef)}, node
         kinds.add(kind)
-    assert kinds - {""} == set(KINDS), "each tiny model is named, and no other"
+    assert set(KINDS) - kinds == {"olmo3 without windows"}, "each tiny model is named, but that of the trust run"

@@ -14,6 +14,7 @@ pytest.importorskip("vllm", reason="needs vLLM")
 
 import torch
 from prometheus_client import REGISTRY
+from vllm import _custom_ops
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
 from vllm.v1.attention.backends import cpu_attn
 from vllm.v1.engine.core import EngineCore
@@ -30,6 +31,7 @@ USED: dict[str, tuple[Any, str]] = {
     "_counter_cls": (KVConnectorPromMetrics, "no counters of ours in the engine's /metrics"),
     "_collector_to_names": (REGISTRY, "the same"),
     "add_lora": (EngineCore, "requests with an adapter bypass"),
+    "_custom_ops": (_custom_ops, "MLA leaves the connector inert where the engine keeps no prefix of it"),
 }
 """Name, who has it, and what is off without it."""
 

@@ -145,7 +145,6 @@ def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:
     rest of a prompt is computed, answers are wrong or the engine ends; a connector is asked for the prefix all the
     same."""
     import vllm.envs
-    from vllm import _custom_ops
 
     model, named = vllm_config.model_config, vllm_config.attention_config.backend
     device, cached = vllm_config.device_config.device_type, vllm_config.cache_config.enable_prefix_caching
@@ -156,14 +155,24 @@ def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:
         if kinds := [kind for kind in named_kinds if kind in ("MEAN", "CLS", "STEP")]:
             return no_option(f"pooling by {' and '.join(kinds)}", why, "pool by LAST or ALL, or remove the connector")
         return no_option("a model without prefix caching", why, "remove the connector")
-    # On CPUs without AMX vLLM keeps no prefix of MLA itself, but it can go on behind one where it has this function.
-    mla_whole = model.use_mla and not hasattr(_custom_ops, "gather_mla_context_cache_cpu")
-    if device == "cpu" and not cached and (mla_whole or platform.machine().startswith("riscv")):
-        return no_option(f"{'MLA' if mla_whole else 'RISC-V'} without prefix caching", why, "remove the connector")
+    if device == "cpu" and not cached:
+        if platform.machine().startswith("riscv"):
+            return no_option("RISC-V without prefix caching", why, "remove the connector")
+        if model.use_mla and not _goes_on_behind_mla():
+            return no_option("MLA without prefix caching", why, "remove the connector")
     backend = named.name if named is not None else "TRITON_MLA" if model.use_mla else ""
     if device == "cuda" and vllm.envs.VLLM_BATCH_INVARIANT and backend in ("FLASHINFER", "TRITON_MLA"):
         return no_option(f"VLLM_BATCH_INVARIANT with {backend}", why, "name another attention backend, as FLASH_ATTN")
     return None
+
+
+def _goes_on_behind_mla() -> bool:
+    """On CPUs without AMX vLLM keeps no prefix of MLA itself, but it can go on behind one where it has this function."""
+    try:
+        from vllm import _custom_ops
+    except ImportError:
+        return False
+    return hasattr(_custom_ops, "gather_mla_context_cache_cpu")
 
 
 def _unusable_gpu() -> StepwellError | None:
