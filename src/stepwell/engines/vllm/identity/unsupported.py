@@ -167,7 +167,7 @@ def _computed_whole(vllm_config: VllmConfig) -> StepwellError | None:
 
 
 def _goes_on_behind_mla() -> bool:
-    """On CPUs without AMX vLLM keeps no prefix of MLA itself, but it can go on behind one where it has this function."""
+    """On CPUs without AMX vLLM keeps no prefix of MLA itself; where it has this function it can go on behind one."""
     try:
         from vllm import _custom_ops
     except ImportError:
