@@ -61,6 +61,10 @@ class PrefixQuestion:
         """How long the request was kept waiting; 0: it was not, or its wait has not ended."""
         return max(1e-6, self.settled - self.first_poll) if self.settled and self.first_poll else 0.0
 
+    def needless(self) -> None:
+        """The engine had all of it itself: it was not waited for."""
+        self.first_poll = 0.0
+
     @property
     def turn_s(self) -> float:
         """How much of that was since another one had all that it asked for."""

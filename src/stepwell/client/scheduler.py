@@ -176,23 +176,25 @@ class SchedulerClient:
                 ask.settled = self._clock()
             return blocks
 
-    def recall(self, ask: PrefixQuestion, first: int, blocks: int, *, compare: bool = False) -> tuple[int, SlotRefs]:
+    def recall(
+        self, ask: PrefixQuestion, first: int, blocks: int, *, compare: bool = False, spare: int = 0
+    ) -> tuple[int, SlotRefs]:
         """Leases blocks of an offered run: the transfer's number and where the shards lie, in the ask's session. Ends
-        the ask. `compare`: they are only looked at."""
+        the ask. `compare`: they are only looked at; `spare`: see `Recall`."""
         transfer = next(self._numbers)
         refs = np.concatenate(ask.refs)[first : first + blocks]  # offered, so there are some, even of a lost session
-        given = (ask.ticket, transfer, first, blocks, compare, ask.waited_s)
-        self._post(ask.session, m.Recall(*given, no_place=ask.no_place))
+        given = (ask.ticket, transfer, first, blocks, compare, ask.waited_s, False, ask.no_place, spare)
+        self._post(ask.session, m.Recall(*given))
         with suppress(Exception), self._lock:  # who waits behind it may lose a renewal; its leases must not be lost
             self._asks.pop(ask.ticket, None)
             self._room_given()
         return transfer, refs
 
-    def stream(self, ask: PrefixQuestion, first: int, blocks: int) -> tuple[int, StreamLimits]:
+    def stream(self, ask: PrefixQuestion, first: int, blocks: int, spare: int = 0) -> tuple[int, StreamLimits]:
         """Recalls blocks of an offered run that have not all landed: the transfer's number, by which workers get them,
         and how long these are to wait. Ends the ask; `stream_ended` is to follow when all workers have done so."""
         transfer = next(self._numbers)
-        self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, False, ask.waited_s, streamed=True))
+        self._post(ask.session, m.Recall(ask.ticket, transfer, first, blocks, False, ask.waited_s, True, None, spare))
         with self._lock:
             self._asks.pop(ask.ticket, None)
             self._streams.add(transfer)
@@ -241,8 +243,7 @@ class SchedulerClient:
         return spill
 
     def abandon(self, spill: Spill, first: int) -> None:
-        """Its blocks from `first` on will not be given to a worker, granted already or not. Under the lock, so that a
-        grant that comes at this moment is either seen here or sees that nobody wants it."""
+        """Its blocks from `first` on will not be given to a worker, granted already or not, or in this moment."""
         with self._lock:
             spill.cancelled = not spill.granted
             leases = [lease for lease in spill.leases[first:] if lease]
@@ -268,8 +269,7 @@ class SchedulerClient:
         self._copies.extend(copies)
 
     def report(self, *, idle: bool) -> None:
-        """Tells the well what was counted and timed: once a second at most, and when the engine has nothing left to
-        do."""
+        """Tells the well what was counted and timed: once a second at most, and when the engine has nothing to do."""
         now = self._clock()
         if not (self._counts or self._steps or self._copies) or not (idle or now - self._reported >= 1.0):
             return

@@ -54,7 +54,8 @@ class Recall(Message, frozen=True):
     `compare`: they are only looked at, beside what the engine computes itself. `waited_s`: how long the request was
     kept waiting for them. `streamed`: some of them may still lie below host memory (up to `Found.known`). All of them
     go to the workers in `Landed`, as they land, and the lease of each ends when all ranks said `BlocksCopied`.
-    `no_place`: why these are not more, where it is for want of a place to go on."""
+    `no_place`: why these are not more, where it is for want of a place to go on. `spare`: so many blocks behind these
+    were found and are not needed, since the engine computes the end of what is found again."""
 
     ticket: int
     transfer: int
@@ -64,6 +65,7 @@ class Recall(Message, frozen=True):
     waited_s: float = 0.0
     streamed: bool = False
     no_place: NoPlace | None = None
+    spare: int = 0
 
 
 class Release(Message, frozen=True):

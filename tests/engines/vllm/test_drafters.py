@@ -17,11 +17,15 @@ pytest.importorskip("vllm", reason="needs the engine")
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
+from stepwell.block.digest import Chain
+from stepwell.engines.common import canaries
 from stepwell.engines.common.worker_half import WorkerHalf
+from stepwell.engines.vllm.scheduler.tails import tail_digests
 
 from .build import drafted_name
 from .local import Engine, come_and_go, engine, late, prompt
 from .test_canary import verdicts
+from .test_groups_seen import decisions
 
 PAGE = 16
 AHEAD = ("eagle", "eagle3", "mtp")
@@ -65,6 +69,7 @@ def test_a_recall_is_as_long_as_the_engines_own_hit(tmp_path: Path, drafter: str
                 assert (hit.local, hit.external) == (recalled.external, 0), "and nothing is added to a hit"
             h.restart_engine()
             assert h.serve(prompt(length)).external == recalled.external
+            assert given_up(h) == 0, "what is computed again was not waited for in vain"
             h.assert_quiet()
 
 
@@ -81,9 +86,39 @@ def test_beside_windows_too(tmp_path: Path, drafter: str, order: dict[str, Any])
             assert recalled.external == (length - 1) // block * block - again
             turn = h.recall([*cold.prompt, *cold.tokens, *prompt(30, seed=2)], max_tokens=9)
             assert h.right(turn) and turn.external > recalled.external
+            assert given_up(h) == 0
             h.assert_quiet()
         if block == PAGE:
             assert recalled.external >= hit_of_engine(tmp_path / f"engine {length}", prompt(length), **fields)
+
+
+def given_up(h: Engine) -> int:
+    return sum(int(value) for name, value in h.well.stats().items() if name.startswith("gave_up_"))
+
+
+@needs_groups
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle"])
+def test_what_the_engine_has_itself_is_not_missed(tmp_path: Path, drafter: str) -> None:
+    common = prompt(10 * PAGE)
+    with engine(tmp_path, num_pages=513, drafts=3, drafter=drafter, max_model_len=512, **WINDOWS[0]) as h:
+        h.serve([*common, 1, 2, 3])
+        assert h.recall([*common, 1, 2, 3]).external > 0
+        again = h.serve([*common, *prompt(100, seed=5)])
+        assert again.local == 10 * PAGE - (PAGE if drafter in AHEAD else 0) and again.external == 0
+        assert (given_up(h), h.counted("missed_no_window")) == (0, 0)
+        h.assert_quiet()
+
+
+@needs_groups
+def test_a_place_lacks_what_lies_before_the_page_that_is_computed_again(tmp_path: Path) -> None:
+    with engine(tmp_path, num_pages=513, drafts=3, drafter="eagle", max_model_len=512, **WINDOWS[0]) as h:
+        h.serve(prompt(200))
+        chain, (part,) = Chain(PAGE), {part.group: part for part in h.half._shape.tail}.values()
+        chain.extend(prompt(200))
+        h.client.forget(h.client.session, tail_digests(chain, [(8, part)]), 0)
+        assert h.recall(prompt(200)).external == 0
+        told = decisions(h)[0].no_place
+        assert told is not None and told.missing == [("sliding_window of 40", told.places)] and told.places == 11
 
 
 def drafted(h: Engine, rid: str, tokens: int) -> tuple[np.ndarray, np.ndarray]:
@@ -173,3 +208,24 @@ def test_no_canary_where_the_drafters_kv_cannot_be_told_from_the_models(tmp_path
         h.serve(prompt(100))
         assert h.recall(prompt(100)).external == 80
         assert h.counted("canaries") == 0
+
+
+def test_a_canary_is_said_to_cost_what_a_recall_would_have_brought(tmp_path: Path) -> None:
+    with engine(tmp_path, drafts=3, drafter="eagle", extra={"canary": 1}) as h:
+        h.serve(prompt(200))
+        receipt = h.recall(prompt(200)).kv_transfer_params["stepwell"]
+        assert receipt["canary_tokens"] == 11 * PAGE
+
+
+@needs_groups
+def test_a_canary_is_never_of_the_drafters_group_alone(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"layers": 3, "windows": (40, 0, 0), "drafts": 3, "drafter": "eagle", "max_model_len": 512}
+    with patch.object(canaries, "MAX_BYTES", 1), engine(tmp_path, num_pages=513, extra={"canary": 1}, **fields) as h:
+        groups = h.scheduler.kv_cache_config.kv_cache_groups
+        assert [str(drafted_name(h.setup))] in [group.layer_names for group in groups]
+        for seed in range(10):
+            h.serve(prompt(100, seed))
+        h.oracle.weights += 1
+        for seed in range(2):
+            h.recall(prompt(100, seed))
+        assert verdicts(h) == (0, 2, 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ pytest.importorskip("vllm", reason="needs vLLM")
 from stepwell.block.facts import digest_of
 from stepwell.block.groups import GroupKind, GroupRule
 from stepwell.client.fingerprint import fingerprint
-from stepwell.engines.common.weights import NoWeightFiles, WeightFiles
+from stepwell.engines.common.weights import NoWeightFiles, WeightFiles, WeightsIdentity, together
 from stepwell.engines.vllm.identity.drafts import drafted_layers, recomputed_tokens
 from stepwell.engines.vllm.identity.facts import model_facts
 from stepwell.engines.vllm.identity.unsupported import unsupported
@@ -50,6 +52,15 @@ def drafting(model: Path, head: Path, method: str = "eagle", **more: Any) -> Any
     )
 
 
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Files are read by other processes."""
+    for _ in range(3000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came")
+
+
 def digest(config: Any) -> str:
     return digest_of(model_facts(config)).hex()
 
@@ -57,7 +68,7 @@ def digest(config: Any) -> str:
 def weights(config: Any) -> bytes:
     files = weight_files(config)
     assert isinstance(files, WeightFiles)
-    return fingerprint(files.paths, None)
+    return together(*(fingerprint(paths, None) for paths in (files.paths, files.drafter) if paths))
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "draft_model"])
@@ -122,6 +133,25 @@ def test_its_weights_are_fingerprinted_with_the_models(model: Path, head: Path) 
     assert isinstance(files, NoWeightFiles) and "drafter" in files.reason
     dummy = weight_files(drafting(model, head, draft_load_config={"load_format": "dummy"}))
     assert isinstance(dummy, NoWeightFiles) and "dummy" in dummy.reason
+
+
+def test_two_models_that_draft_for_each_other_are_told_apart(tmp_path: Path) -> None:
+    """Two of one architecture, as a model and another tuning of it: all that differs is which one answers."""
+    folders = [model_folder(tmp_path / name) for name in ("one", "other")]
+    for folder in folders:
+        (folder / "model.safetensors").write_bytes(folder.name.encode())
+    one, other = (drafting(*pair, "draft_model") for pair in (folders, folders[::-1]))
+    assert digest(one) == digest(other)
+    assert weights(one) != weights(other)
+    identities = [
+        WeightsIdentity(None, lambda config=config: weight_files(config), tmp_path / "c") for config in (one, other)
+    ]
+    try:
+        wait_for(lambda: all(identity() is not None for identity in identities))
+        assert [identity() for identity in identities] == [weights(one), weights(other)]
+    finally:
+        for identity in identities:
+            identity.close()
 
 
 def test_a_drafter_within_the_model_has_its_weights_there(model: Path) -> None:

@@ -353,3 +353,13 @@ def test_engines_that_differ_only_by_pool_share(tmp_path: Path) -> None:
         a.serve(prompt(300))
         with Engine(replace(setup_in(tmp_path), num_pages=33, batch_tokens=64), well) as b:
             assert b.serve(prompt(300)).external == 288
+
+
+def test_nobody_waits_for_what_the_engine_has_itself(tmp_path: Path) -> None:
+    """So nothing is counted as given up: the next turn of a conversation that is still in the engine's cache."""
+    with engine(tmp_path, num_pages=129) as h:
+        h.serve([*prompt(160), 1, 2, 3])
+        again = h.serve([*prompt(160), *prompt(100, seed=5)])
+        assert (again.local, again.external) == (160, 0)
+        assert h.stat("gave_up_limit") == 0
+        h.assert_quiet()

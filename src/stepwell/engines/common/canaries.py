@@ -15,7 +15,7 @@ and what the workers found. Everything is bounded, and each lease is ended by th
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,11 +55,20 @@ class _Open:
 
 
 class Canaries:
-    """`every`: of so many prefixes one is a canary; 0: none. `kind`: numbers of the KV, as `kind_of` says."""
+    """`every`: of so many prefixes one is a canary; 0: none. `kind`: numbers of the KV, as `kind_of` says. `apart`:
+    cache groups of which nothing is compared, as those of a drafter."""
 
-    def __init__(self, shape: Shape, client: SchedulerClient, every: int = 0, kind: str | None = None) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        client: SchedulerClient,
+        every: int = 0,
+        kind: str | None = None,
+        apart: Collection[int] = (),
+    ) -> None:
         self._shape = shape
         self._client = client
+        self._apart = apart
         self._every = every if kind is not None else 0
         self._kind = kind or ""
         self._prefixes = 0
@@ -89,16 +98,23 @@ class Canaries:
         if ask is None or not tracked.canary or first >= blocks:
             return False
         most = max(1, min(MAX_BLOCKS, MAX_BYTES // self._shape.shard_bytes, blocks - first))
-        at = random.randrange(first, blocks - most + 1)
+        starts = [at for at in range(first, blocks - most + 1) if self._compares(at, most)]
+        if not starts:
+            return False
+        at = random.choice(starts)
         tracked.canary_lease = lease = CanaryLease(ask.session, 0, at, [])
         lease.transfer, refs = self._client.recall(ask, at, most, compare=True)
         tracked.ask = None
         lease.refs = refs.tolist()
-        tokens = min(self._shape.tokens(blocks), tracked.request.num_tokens) - tracked.offered_from
+        tokens = self._shape.resumed(blocks, tracked.request.num_tokens) - tracked.offered_from
         tracked.canary_tokens += tokens
         self._client.count("canaries")
         self._client.count("canary_tokens", tokens)
         return True
+
+    def _compares(self, first: int, blocks: int) -> bool:
+        """One of these stored blocks is of a group in which the model has layers."""
+        return any(self._shape.place(first + n)[1].group not in self._apart for n in range(blocks))
 
     def ready(self, tracked: Tracked) -> Compare | None:
         """The comparison that workers make in this step, if the request's blocks are computed and confirmed. The caller

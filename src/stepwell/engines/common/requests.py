@@ -133,6 +133,7 @@ class Tracked:
     asked: bool = False  # the scheduler has asked since the last (re)start of the request
     streams: bool = False  # what was offered of this ask may not have landed yet
     offered_from: int = 0
+    spare: int = 0  # stored blocks behind what was offered, which were found and are computed again
     canary: bool | None = None  # whether its prefix is left to be recomputed; None: not decided for this ask
     canary_lease: CanaryLease | None = None
     loading: Loading | None = None  # until the request is scheduled again

@@ -19,9 +19,11 @@ log = logging.getLogger("stepwell")
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """The files to fingerprint, sorted, at least one of them with weights."""
+    """The files to fingerprint, sorted, at least one of them with weights. `drafter`: the same, of a drafter that has
+    files of its own; empty: there is none."""
 
     paths: tuple[Path, ...]
+    drafter: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,12 @@ class NoWeightFiles:
     """The weights cannot be identified by files; `reason` completes "no weight files: ..."."""
 
     reason: str
+
+
+def together(model: bytes, drafter: bytes = b"") -> bytes:
+    """The digest of a model's weights, and of a drafter's if it has its own. Which is which counts: two checkpoints may
+    serve either way."""
+    return digest_of({"model": model.hex(), "drafter": drafter.hex()}) if drafter else model
 
 
 class WeightsIdentity:
@@ -39,7 +47,7 @@ class WeightsIdentity:
     def __init__(self, name: str | None, find: Callable[[], WeightFiles | NoWeightFiles], cache: Path) -> None:
         self._digest: bytes | None = None
         self._failed = False
-        self._fingerprint: Fingerprint | None = None
+        self._fingerprints: list[Fingerprint] = []
         if name is not None:
             self._digest = digest_of({"weights_id": name})
             return
@@ -56,30 +64,31 @@ class WeightsIdentity:
             )
             return
         table = mounts()
-        if kind := next(filter(None, (unstamped(path, table) for path in files.paths)), ""):
+        if kind := next(filter(None, (unstamped(path, table) for path in (*files.paths, *files.drafter))), ""):
             log.info(
                 "stepwell: the weights are read at every start: times prove nothing on their filesystem (%s)", kind
             )
-        self._fingerprint = Fingerprint.start(files.paths, cache)
+        self._fingerprints = [Fingerprint.start(paths, cache) for paths in (files.paths, files.drafter) if paths]
 
     def __call__(self) -> bytes | None:
         """The digest; None while it is not known."""
-        if self._digest is None and self._fingerprint is not None and not self._failed:
-            match self._fingerprint.result():
-                case Known(digest):
-                    self._digest = digest
-                case Failed(reason):
-                    self._failed = True
-                    log_messages.trouble(
-                        IdentityMismatch(
-                            "SW-403",
-                            what="the weights could not be read",
-                            why=reason,
-                            fix="make the weight files readable; until then nothing is recalled",
-                        )
+        if self._digest is None and self._fingerprints and not self._failed:
+            results = [fingerprint.result() for fingerprint in self._fingerprints]
+            known = [result.digest for result in results if isinstance(result, Known)]
+            if failed := next((result for result in results if isinstance(result, Failed)), None):
+                self._failed = True
+                log_messages.trouble(
+                    IdentityMismatch(
+                        "SW-403",
+                        what="the weights could not be read",
+                        why=failed.reason,
+                        fix="make the weight files readable; until then nothing is recalled",
                     )
+                )
+            elif len(known) == len(results):
+                self._digest = together(*known)
         return self._digest
 
     def close(self) -> None:
-        if self._fingerprint is not None:
-            self._fingerprint.close()
+        for fingerprint in self._fingerprints:
+            fingerprint.close()

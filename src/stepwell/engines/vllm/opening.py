@@ -155,12 +155,14 @@ class Opening:
         groups = zip(self._rules, self._kv_cache_config.kv_cache_groups, strict=True)
         dtypes = {layer_specs(group)[0][1].dtype for rule, group in groups if rule.kind is GroupKind.FULL}
         kind = kind_of(dtypes.pop()) if len(dtypes) == 1 else None
-        names = [name for group in self._kv_cache_config.kv_cache_groups for name in group.layer_names]
-        if drafter(self._config) is not None and not drafted_layers(self._config, names):
+        names = [set(group.layer_names) for group in self._kv_cache_config.kv_cache_groups]
+        drafted = drafted_layers(self._config, set().union(*names))
+        if drafter(self._config) is not None and not drafted:
             kind = None  # a drafter's KV may differ although the model's does not, and here they cannot be told apart
         if kind is None and self._settings.canary:
             log.info("the canary is off: KV of this dtype, or beside this drafter's, cannot be compared yet")
-        return Canaries(shape, client, self._settings.canary, kind)
+        apart = [number for number, layers in enumerate(names) if layers <= drafted]
+        return Canaries(shape, client, self._settings.canary, kind, apart)
 
     def worker_half(
         self, kv_caches: Mapping[str, Any], copier: Callable[[Mapping[str, Any], int], Copies], *, lanes: bool

@@ -128,7 +128,7 @@ class RecallPlanner:
         if weighed is None:
             return
         waited_s = waited_s if 0 <= waited_s < 1e6 else 0.0
-        wanted = weighed.decision.blocks
+        wanted = weighed.decision.blocks - weighed.spare
         if no_place is not None:
             weighed.gave_up = "no_place"
         in_time = bool(request.prefix) and request.landed >= wanted  # all came, and the engine needs more than there is
@@ -142,7 +142,8 @@ class RecallPlanner:
         known = self._costs.known(weighed.load.tag, weighed.question.tokens, self._stack.speeds) if choice else None
         if known is not None and known.prefill is not None:
             best_s = least_cost(weighed.question, known).seconds
-            took = cost_of(weighed.question, known, min(recalled, weighed.question.blocks))
+            spared = recalled + weighed.spare if recalled else 0
+            took = cost_of(weighed.question, known, min(spared, weighed.question.blocks))
             regret_s = max(0.0, max(waited_s + took.copy_s, took.busy_s) + took.compute_s - best_s)
         gave_up, landed_s = weighed.gave_up if waited_s else "", weighed.landed_at - weighed.began
         self._emit(RecallEnded(weighed.number, recalled, waited_s, landed_s, gave_up, regret_s, best_s, no_place))

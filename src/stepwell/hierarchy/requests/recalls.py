@@ -309,6 +309,8 @@ class Recalls:
             if message.streamed:
                 self.transfers.announce(session, Landed(message.transfer, b"", False, "gave_way"))
             return
+        if request.weighed is not None:
+            request.weighed.spare = max(0, message.spare)
         if message.streamed:
             self._stream(session, request, message)
             return

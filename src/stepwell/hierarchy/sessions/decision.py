@@ -37,7 +37,8 @@ class EngineLoad:
 class OpenDecision:
     """A decision on one request, from when it is made until the request ends. `landed_at`: when the last block came
     that the request had asked for. `rest_s`: seconds of computing that the decision leaves to the engine. `stake_s`:
-    seconds that giving up then costs, what has not landed being computed; 0 while that is unknown."""
+    seconds that giving up then costs, what has not landed being computed; 0 while that is unknown. `spare`: blocks at
+    the end of what was found that the engine computes again in any case."""
 
     number: int
     load: EngineLoad
@@ -50,6 +51,7 @@ class OpenDecision:
     rest_s: float
     stake_s: float
     gave_up: str = ""
+    spare: int = 0
 
 
 class DecisionLog:

@@ -58,7 +58,7 @@ def weight_files(vllm_config: VllmConfig) -> WeightFiles | NoWeightFiles:
     more = _weight_files(drafts.draft_model_config, load)
     if isinstance(more, NoWeightFiles):
         return NoWeightFiles(f"of the drafter: {more.reason}")
-    return WeightFiles(tuple(sorted({*files.paths, *more.paths})))
+    return WeightFiles(files.paths, more.paths if more.paths != files.paths else ())
 
 
 def _weight_files(model: Any, load: Any) -> WeightFiles | NoWeightFiles:

@@ -95,7 +95,10 @@ class EngineRecalls:
         if tracked.search is not None:
             blocks = self._with_tail(tracked, tracked.search, ask, blocks)
         tracked.offered_from, tracked.offered_at = computed, self._live.clock()
-        tokens = self._shape.resumed(blocks, request.num_tokens) - computed
+        end = self._shape.resumed(blocks, request.num_tokens)
+        tokens = end - computed
+        parts = len(self._shape.prefix)
+        tracked.spare = blocks - min(blocks, -(-end // self._shape.block_tokens) * parts)
         if tokens <= 0 or self._canaries.takes(tracked, computed, blocks):
             return 0, False
         return tokens, True
@@ -145,7 +148,7 @@ class EngineRecalls:
             found = tracked.search.blocks if tracked.search is not None else -1
             if found >= 0 and tracked.search is not None:
                 ask.no_place = self._tails.no_place(tracked, tracked.search)
-            if not found and self._shape.tokens(ask.blocks) > start:
+            if not found and self._shape.resumed(ask.blocks, tracked.request.num_tokens) > start:
                 self._client.count("missed_no_window")
             if external == 0:
                 tracked.wait_s += self._live.clock() - tracked.asked_at  # in vain
@@ -153,6 +156,8 @@ class EngineRecalls:
             if self._canaries.begins(tracked):
                 self._live.spilling[request_id] = tracked
             elif ask is not None:
+                if ask.final and self._shape.resumed(ask.blocks, tracked.request.num_tokens) <= start:
+                    ask.needless()
                 self._client.finish(ask)
                 tracked.ask, tracked.answer = None, ask
             end_search(self._client, tracked)
@@ -169,13 +174,13 @@ class EngineRecalls:
         places = self._shape.places(first, last)
         rows: list[list[Ref]] = [[]] * len(places)
         if streams:
-            load.transfer, load.limits = self._client.stream(ask, first, last - first)
+            load.transfer, load.limits = self._client.stream(ask, first, last - first, spare=tracked.spare)
             loading.ranks, self._streams[load.transfer] = self._shape.world, loading
             if len(self._streams) > MAX_STREAMS:  # reports of them were lost
                 self._client.stream_ended(oldest := next(iter(self._streams)))
                 del self._streams[oldest]
         else:
-            load.transfer, refs = self._client.recall(ask, first, last - first)
+            load.transfer, refs = self._client.recall(ask, first, last - first, spare=tracked.spare)
             rows = refs.tolist()
         tracked.ask = None
         if tracked.search is not None and tracked.search.ask is not None:

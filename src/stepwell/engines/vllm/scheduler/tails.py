@@ -160,10 +160,11 @@ class TailSearches:
         """Why the request does not go on where its prefix ends; None: it does, or has come farther itself."""
         shape, here = self._shape, search.here or frozenset()
         end = min(search.reach, last_place(tracked, shape))
-        first = max(search.blocks, search.computed // shape.block_tokens, end - MAX_TOLD, 0)
+        had = (search.computed + shape.recomputed) // shape.block_tokens
+        first = max(search.blocks, had, end - MAX_TOLD, 0)
         missing: Counter[int] = Counter()
         for place in range(first + 1, end + 1):
-            needs = needed(shape.rules, self._telling, shape.block_tokens, place)
+            needs = needed(shape.rules, self._telling, shape.block_tokens, place, shape.recomputed)
             missing.update({part.group for block, part in needs if (block, part) not in here})
         asked = search.tries - (search.blocks == 0)  # the last try found none to ask for
         return NoPlace(search.reach, end - first, asked, sorted(missing.items())) if end > first else None
