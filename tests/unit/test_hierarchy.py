@@ -308,6 +308,33 @@ def test_a_later_request_is_asked_to_give_way_to_an_earlier_one() -> None:
     assert (len(engine.answer(early).refs), engine.answer(early).more) == (8, False)
 
 
+def test_two_that_share_blocks_give_way_once_each() -> None:
+    """What the one lets go of is not kept by the other, which would then be asked, and so on for ever."""
+    rig = make_rig(3 * SLAB)
+    engine = joined(rig)
+    runs = [chain(8, 100), chain(10, 200)]
+    for run in runs:
+        engine.spill(run[: 8 * 32])
+    engine.spill(runs[1][8 * 32 :], parent=at(runs[1], 7))
+    longer, shorter = engine.ask(runs[0], order=30), engine.ask(runs[0][: 4 * 32], order=40)
+    rig.settle()
+    assert [len(engine.answer(t).refs) for t in (longer, shorter)] == [8, 4]
+    early = engine.ask(runs[1], order=-1)
+    asked = []
+    for _ in range(6):
+        rig.settle()
+        for way in engine.scheduler.take(m.GiveWay):
+            asked.append(way.ticket)
+            engine.scheduler.say(m.Release(way.ticket, waits=True))
+    assert asked == [longer, shorter]
+    told = [found for found in engine.scheduler.take(m.Found) if found.ticket == early]
+    assert sum(len(found.slots) for found in told) == 10 * m.SLOT_REF.itemsize and not told[-1].more
+    engine.release(early)
+    rig.settle()
+    final = [found.ticket for found in engine.scheduler.take(m.Found) if not found.more]
+    assert sorted(final) == [longer, shorter], "then it is their turn"
+
+
 def test_a_long_answer_comes_in_slices_and_turns_stay_short() -> None:
     rig = make_rig()
     model = Model(shard_bytes=4096)

@@ -65,6 +65,8 @@ class RunGrowth:
         most = min(request.blocks, request.most) - at
         if request.ends or most <= 0 or self._index.find(*request.ids(at, origins)) is None:
             return 0
+        if self._pins.comes_behind(session, request):
+            return 0
         run = self._index.run(request.names(at, origins))[:most]
         fits = self._pins.fit(session, sum(entry.nbytes for entry in run if not entry.pins))
         if not (fits and all(session.copiers <= slab.mapped for slab in {slab for e in run for slab, _ in e.slots})):
@@ -108,6 +110,8 @@ class RunGrowth:
         for slab, _ in entry.slots:
             if not session.copiers <= slab.mapped:
                 return Obstacle("mapping", True)
+        if self._pins.comes_behind(session, request):
+            return Obstacle("pins", True)
         nbytes = 0 if entry.pins else entry.nbytes
         if not self._pins.room(session, request, nbytes):
             return self._no_pins(session, request, nbytes)

@@ -111,6 +111,15 @@ class Pins:
             last.asked_way = True
             session.scheduler.channel.send(GiveWay(last.number))
 
+    def comes_behind(self, session: Session, request: RecallRequest) -> bool:
+        """The request has given way, and an earlier one of its session still waits for room. Until that one has it, the
+        request pins nothing, blocks that others hold for it included: two that share a block would hold it in turn, one
+        while the other gives way."""
+        return request.gave_way and any(
+            t.waiting == "pins" and t.order < request.order and t.turn.place < request.turn.place
+            for t in session.requests.values()
+        )
+
     def may_take(self, session: Session, request: RecallRequest, of: Session, other: RecallRequest) -> bool:
         """The other request, whose turn is after this one's, has a pin for a block that nobody else wants and that is
         not being read yet. A stream keeps a few."""

@@ -293,7 +293,7 @@ class Recalls:
             return
         self._cut(request, 0, "")
         request.landed = request.told = 0
-        request.asked_way, request.waiting = False, ""
+        request.asked_way, request.gave_way, request.waiting = False, True, ""
         request.extended = True  # what it waits for now is weighed, and so is its turn
         self.waiting.for_anything(request, session, starved=False)
         self._news.changed = True

@@ -147,6 +147,7 @@ class RecallRequest:
     queued: bool = True  # a slice of work for it is in the queue
     waiting: str = ""  # why the run does not grow at the moment; "" while it does or when it is final
     asked_way: bool = False
+    gave_way: bool = False
     counted: int = 0  # blocks of its run whose use is counted, as far as they were not here
     tokens: int = 0  # of the whole prompt, as far as its engine has said
     recall: str = ""  # a wish of its own
