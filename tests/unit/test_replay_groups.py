@@ -81,7 +81,7 @@ def test_a_window_that_was_evicted_makes_its_prefix_a_miss() -> None:
     [
         (None, ["1024:1KiB"], [], ["lru"], "a window or a state cannot be simulated"),
         (None, [], ["1KiB"], ["lru"], "a window or a state cannot be simulated"),
-        ("20KiB", ["1024"], [], ["lru"], "a size of ''"),
+        ("20KiB", ["1024"], [], ["lru"], "a window of '1024'"),
         ("20KiB", ["wide:1KiB"], [], ["lru"], "a window of 'wide:1KiB'"),
         ("20KiB", ["0:1KiB"], [], ["lru"], "a window of '0:1KiB'"),
         ("0", [], [], ["lru"], "a size of '0'"),
@@ -101,7 +101,9 @@ def test_sizes_have_a_common_unit() -> None:
     model = model_groups("20KiB", ["1024:116KiB"], ["6MiB"], ["lru"])
     assert model == ModelGroups(20 << 10, ((1024, 116 << 10),), (6 << 20,))
     assert model.sizes(512) == (5, [29, 3])
-    assert ModelGroups(1 << 20, (), (1,)).sizes(512) == (8, [1]), "as small as can be told apart"
+    assert ModelGroups(1 << 20, (), (8 << 20,)).sizes(512) == (64, [1]), "as small as can be told apart"
+    with pytest.raises(ConfigError, match="SW-138"):
+        ModelGroups(1 << 20, (), (1,)).sizes(512)
 
 
 def test_the_command_says_what_windows_take() -> None:

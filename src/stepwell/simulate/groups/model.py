@@ -12,8 +12,8 @@ from stepwell.errors import ConfigError
 from stepwell.simulate.optimal import OPTIMAL
 from stepwell.units import parse_size
 
-FINEST = 8
-"""Sizes are told apart to an eighth of a block of the layers that need every token."""
+FINEST = 64
+"""Sizes are told apart to so small a part of a block of the layers that need every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,14 @@ class ModelGroups:
         return windows + [GroupRule(GroupKind.STATE, block_tokens) for _ in self.states]
 
     def sizes(self, block_tokens: int) -> tuple[int, list[int]]:
-        """Sizes of a block of the prefix, and of one of each rule's, in a unit that divides all of them."""
+        """Sizes of a block of the prefix, and of one of each rule's, in a unit that divides all of them. Raises
+        ConfigError SW-138 where one of them is so small that it would not count."""
         of_block = self.full_bytes * block_tokens
         tails = [nbytes * block_tokens for _, nbytes in self.windows] + list(self.states)
-        shares = [max(Fraction(1, FINEST), Fraction(n, of_block).limit_denominator(FINEST)) for n in tails]
+        shares = [Fraction(n, of_block).limit_denominator(FINEST) for n in tails]
+        if not all(shares):
+            raise _unusable(f"{min(tails)} bytes of a block in a window or a state, beside {of_block} in other layers,",
+                            f"less than a {2 * FINEST}th of them makes no difference", "leave it out")  # fmt: skip
         unit = math.lcm(*(share.denominator for share in shares))
         return unit, [int(share * unit) for share in shares]
 
@@ -57,8 +61,8 @@ def model_groups(
 
 def _window(text: str) -> tuple[int, int]:
     span, _, size = text.partition(":")
-    if not span.strip().isdecimal() or not 1 <= int(span) <= 1 << 26:
-        raise _unusable(f"a window of {text[:80]!r}", "it names no number of tokens", "name both, as 1024:100KiB")
+    if not span.strip().isdecimal() or not 1 <= int(span) <= 1 << 26 or not size:
+        raise _unusable(f"a window of {text[:80]!r}", "it does not name tokens and bytes", "name both, as 1024:100KiB")
     return int(span), _size(size)
 
 
