@@ -110,11 +110,12 @@ def needed(
     ]
 
 
-def most_needed(rule: GroupRule, parts: Sequence[Part], block_tokens: int) -> int:
-    """The largest number of these parts, of one group, that a request needs of it which goes on behind a block."""
+def most_needed(rule: GroupRule, parts: Sequence[Part], block_tokens: int, back: int = 0) -> int:
+    """The largest number of these parts, of one group, that a request needs of it which goes on behind a block, or
+    `back` tokens before its end."""
     each = block_tokens // len(parts)
     ends = range(block_tokens, math.lcm(max(rule.span, 1), block_tokens) + 1, block_tokens)
-    return max(end // each - rule.first_needed(end) // each for end in ends)
+    return max(end // each - rule.first_needed(max(0, end - back)) // each for end in ends)
 
 
 def longest(

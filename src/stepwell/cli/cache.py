@@ -171,7 +171,8 @@ def _kept(row: NamespaceRow) -> Iterator[str]:
         alike = [group for group in row.groups if group.name == name]
         nbytes = row.shards * sum(group.resume_bytes or group.token_bytes for group in alike)
         each = "where a request goes on" if alike[0].resume_bytes else "a token"
-        yield f"    {name}: {sum(group.layers for group in alike)} layers, {format_size(nbytes)} {each}"
+        layers = sum(group.layers for group in alike)
+        yield f"    {name}: {layers} layer{'s' * (layers != 1)}, {format_size(nbytes)} {each}"
 
 
 def _tag(text: str | None) -> bytes:

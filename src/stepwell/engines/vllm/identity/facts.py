@@ -152,14 +152,17 @@ def _draft_facts(vllm_config: VllmConfig) -> dict[str, str]:
     each of them."""
     if (drafts := drafter(vllm_config)) is None:
         return {}
+    config = _without(drafts.draft_model_config.hf_config.to_dict(), _VOLATILE_CONFIG)
     facts = {
-        "draft.config": canonical(_without(drafts.draft_model_config.hf_config.to_dict(), _VOLATILE_CONFIG)),
+        "draft.config": canonical(config),
         "draft.lookahead": canonical(getattr(vllm_config, "num_prefill_lookahead_tokens", None)),
     }
     facts |= _fields("draft", drafts, _VOLATILE_DRAFTS)
     facts |= _fields("draft.model", drafts.draft_model_config, _VOLATILE_MODEL)
     if (load := getattr(drafts, "draft_load_config", None)) is not None:
         facts |= _fields("draft.load", load, _VOLATILE_LOAD)
+    if _length_matters(config):
+        facts["draft.max_model_len"] = canonical(drafts.draft_model_config.max_model_len)
     return facts
 
 
@@ -224,7 +227,7 @@ def cache_groups(kv_cache_config: KVCacheConfig, shape: Shape) -> tuple[CacheGro
     for number, group in enumerate(kv_cache_config.kv_cache_groups):
         specs = [spec for _, spec in layer_specs(group)]
         rule, parts = shape.rules[number], [part for part in shape.parts if part.group == number]
-        tail = 0 if rule.kind is GroupKind.FULL else most_needed(rule, parts, shape.block_tokens)
+        tail = 0 if rule.kind is GroupKind.FULL else most_needed(rule, parts, shape.block_tokens, shape.recomputed)
         heads, sizes = ({getattr(spec, name, 0) for spec in specs} for name in ("num_kv_heads", "head_size"))
         found.append(
             CacheGroup(
