@@ -128,5 +128,5 @@ def test_namespaces_say_what_each_group_keeps(tmp_path: Path) -> None:
             said = CliRunner().invoke(app, ["cache", "namespaces", "--home", str(tmp_path)])
             told = CliRunner().invoke(app, ["cache", "namespaces", "--json", "--home", str(tmp_path)])
         assert f"    sliding_window of 33: 5 layers, {format_size(10 * shard)} where a request goes on\n" in said.output
-        assert f"    full: 1 layers, {format_size(shard // 16)} a token\n" in said.output
+        assert f"    full: 1 layer, {format_size(shard // 16)} a token\n" in said.output
         assert json.loads(told.output)["namespaces"][0]["groups"][-1]["token_bytes"] == shard // 16
