@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
 pytest.importorskip("vllm", reason="needs vLLM")
 
+from lab.rig.well import until
 from stepwell.block.facts import digest_of
 from stepwell.block.groups import GroupKind, GroupRule
 from stepwell.client.fingerprint import fingerprint
@@ -50,15 +49,6 @@ def drafting(model: Path, head: Path, method: str = "eagle", **more: Any) -> Any
     return config_of(
         model, speculative_config={"method": method, "model": str(head), "num_speculative_tokens": 3} | more
     )
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    """Files are read by other processes."""
-    for _ in range(3000):
-        if holds():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 def digest(config: Any) -> str:
@@ -147,7 +137,7 @@ def test_two_models_that_draft_for_each_other_are_told_apart(tmp_path: Path) -> 
         WeightsIdentity(None, lambda config=config: weight_files(config), tmp_path / "c") for config in (one, other)
     ]
     try:
-        wait_for(lambda: all(identity() is not None for identity in identities))
+        until(lambda: all(identity() is not None for identity in identities))
         assert [identity() for identity in identities] == [weights(one), weights(other)]
     finally:
         for identity in identities:
