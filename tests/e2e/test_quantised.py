@@ -4,7 +4,6 @@ same length is, and engines that differ in the format of KV, in a scale, or in a
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
-from lab.rig.tiny import KINDS, VOCABULARY, write_model
+from lab.rig.tiny import KINDS, write_model
 from stepwell.demo.engine import EngineProcess
-from stepwell.demo.wire import Answer, Question
 
-from .wells import RECALL_ATTEMPTS, Well, config, eventually, forget, in_one_process, start
+from .test_groups import ask, assert_recalled, prompt
+from .wells import Well, config, eventually, in_one_process, start
 
 BLOCK, CONTEXT = 64, 512
 SAMPLING = {"logprobs": 0, "extra_args": {"kv_transfer_params": {"stepwell": {"recall": "always"}}}}
@@ -41,11 +40,6 @@ QUANTISED = {
 }
 
 
-def prompt(tokens: int) -> list[int]:
-    dice = random.Random(tokens)
-    return [dice.randrange(3, VOCABULARY) for _ in range(tokens)]
-
-
 def engine(folder: Path, well: Well, model: Path, name: str, **extra: Any) -> EngineProcess:
     connector = well.connector(canary=0, block_tokens=BLOCK)
     extra |= {"skip_tokenizer_init": True}
@@ -53,24 +47,14 @@ def engine(folder: Path, well: Well, model: Path, name: str, **extra: Any) -> En
     return start(in_one_process(settings), folder, name)
 
 
-def ask(engine: EngineProcess, tokens: int) -> Answer:
-    return engine.ask_all([Question(prompt(tokens), 12, None, SAMPLING)])[0]
-
-
 def new_then_recalled(engine: EngineProcess) -> list[list[float | None] | None]:
     """Asks what this engine has never stored: of each, nothing is found, and then a recall is the engine's own hit."""
     found = []
     for tokens in (BLOCK + 1, 181, 400):
-        cold, hit = ask(engine, tokens), ask(engine, tokens)
+        cold, hit = ask(engine, prompt(tokens)), ask(engine, prompt(tokens))
         assert (cold.local_tokens, cold.external_tokens) == (0, 0)
         assert (hit.local_tokens, hit.external_tokens) == ((tokens - 1) // BLOCK * BLOCK, 0)
-        for _ in range(RECALL_ATTEMPTS):
-            forget(engine)
-            again = ask(engine, tokens)
-            if again.external_tokens:
-                break
-        assert (again.local_tokens, again.external_tokens) == (0, hit.local_tokens)
-        assert (again.token_ids, again.logprobs) == (hit.token_ids, hit.logprobs)
+        assert_recalled(engine, prompt(tokens), hit)
         found.append(hit.logprobs)
     return found
 

@@ -21,7 +21,7 @@ from lab.trust.budget import Budget
 from lab.trust.engine import hang, others, said
 from lab.trust.engine.prompts import Prompt, answered, draw
 from lab.trust.engine.tally import Tally
-from lab.trust.engine.trial import NotStarted, Trial
+from lab.trust.engine.trial import Trial
 from lab.trust.engine.well import PAGE, TestedWell, tested_well
 from lab.trust.report import Row
 from stepwell.demo import documents as library
@@ -55,19 +55,11 @@ def run(budget: Budget) -> Iterator[Row]:
 def _tried(well: TestedWell, config: EngineConfig, prompts: list[Prompt], budget: Budget) -> Iterator[Row]:
     trial = Trial(well, config, prompts, budget)
     tally, hung = trial.tally, hang.untried("no engine came so far", budget.seed)
-    try:
+    with trial.counted():
         trial.begin()
         trial.fill()
         trial.live(budget.of(260, 10_000), budget.of(2, 20))
         hung = hang.rows(trial.engine, well, prompts, budget)
-    except NotStarted as error:
-        tally.ends(tally.unstarted, error)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is counted, and what was counted is told
-        tally.ends(tally.wrong, error)
-    try:
-        trial.close()
-    except Exception as error:  # noqa: BLE001 - the same
-        tally.ends(tally.left, error)
     yield from _rows(tally, well, budget)
     yield from hung
     yield said.row(well.folder, prompts, budget.seed)

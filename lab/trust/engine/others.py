@@ -19,7 +19,7 @@ from lab.trust.budget import Budget
 from lab.trust.engine.control import Noticed, try_each
 from lab.trust.engine.prompts import LONGEST, Prompt, answered, draw
 from lab.trust.engine.tally import Tally
-from lab.trust.engine.trial import NotStarted, Trial
+from lab.trust.engine.trial import Trial
 from lab.trust.engine.well import PAGE, TestedWell, tested_well
 from lab.trust.report import Row
 from stepwell.demo.documents import DemoDocument
@@ -95,7 +95,7 @@ def _tried(other: Other, well: TestedWell, budget: Budget, noticed: Noticed) -> 
     prompts: list[Prompt] = []  # the trial's, as soon as their answers are known
     trial = Trial(well, tested, prompts, budget, other.name)
     tally, drafted = trial.tally, ""
-    try:
+    with trial.counted():
         with EngineProcess(plain, well.folder / "plain.log") as engine:
             trial.begin()  # both start at the same time
             engine.wait_ready()
@@ -104,14 +104,6 @@ def _tried(other: Other, well: TestedWell, budget: Budget, noticed: Noticed) -> 
         try_each(trial.engine, well, [prompts[0], prompts[-1]], other.block, other.name, noticed)
         trial.live(budget.of(30, 1000), budget.of(1, 4))
         drafted = _drafted(trial.engine)
-    except NotStarted as error:
-        tally.ends(tally.unstarted, error)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is counted, and what was counted is told
-        tally.ends(tally.wrong, error)
-    try:
-        trial.close()
-    except Exception as error:  # noqa: BLE001 - the same
-        tally.ends(tally.left, error)
     return _row(other, tally, drafted, budget.seed)
 
 

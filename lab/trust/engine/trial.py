@@ -124,6 +124,20 @@ class Trial:
         self._stop_well()
         self.begin()
 
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Closes it behind the block. Raises nothing: what ends either of them early is counted."""
+        try:
+            yield
+        except NotStarted as error:
+            self.tally.ends(self.tally.unstarted, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is counted, and what was counted is told
+            self.tally.ends(self.tally.wrong, error)
+        try:
+            self.close()
+        except Exception as error:  # noqa: BLE001 - the same
+            self.tally.ends(self.tally.left, error)
+
     def close(self) -> None:
         """Ends engine and well in good order, and looks for what they have left."""
         self._striker.shutdown()

@@ -137,7 +137,7 @@ def test_two_models_that_draft_for_each_other_are_told_apart(tmp_path: Path) -> 
         WeightsIdentity(None, lambda config=config: weight_files(config), tmp_path / "c") for config in (one, other)
     ]
     try:
-        until(lambda: all(identity() is not None for identity in identities))
+        assert until(lambda: all(identity() is not None for identity in identities))
         assert [identity() for identity in identities] == [weights(one), weights(other)]
     finally:
         for identity in identities:
