@@ -22,7 +22,6 @@ from .test_groups import ask, assert_recalled, prompt
 from .wells import Well, config, eventually, in_one_process, start
 
 BLOCK, CONTEXT = 64, 512
-SAMPLING = {"logprobs": 0, "extra_args": {"kv_transfer_params": {"stepwell": {"recall": "always"}}}}
 EIGHT = {"num_bits": 8, "symmetric": True}
 QUANTISED = {
     "quant_method": "compressed-tensors",
